@@ -1,0 +1,3 @@
+from rpcagent.cli import main
+
+raise SystemExit(main())
