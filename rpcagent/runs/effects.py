@@ -16,7 +16,9 @@ LookUpAnswer = Literal["found", "absent", "pending", "unsure"]
 ToolName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,40}\.[A-Za-z0-9_-]{1,60}\Z")]
 
 
-class ToolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+class ToolSpec(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True
+):
     """A tool as a run pins it: its name (`server.tool`), what the model is told, and its contract.
 
     `key_ttl_ms`: how long the other side remembers our key; after that an `idempotent` tool is taken for `at_most_once`.

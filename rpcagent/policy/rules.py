@@ -1,0 +1,51 @@
+"""Allow, ask or deny: pure rules over a call. Deny beats ask beats allow; what no rule names is asked unless it only reads."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+from rpcagent.runs.definition import Rule, Verdict
+from rpcagent.runs.effects import ToolSpec
+
+_STRICT: dict[Verdict, int] = {"allow": 0, "ask": 1, "deny": 2}
+
+
+def verdict(rules: tuple[Rule, ...], spec: ToolSpec, arguments: dict[str, Any]) -> tuple[Verdict, Rule | None]:
+    """What the rules say, and the rule that said it (None: the default)."""
+    best: tuple[Verdict, Rule | None] | None = None
+    for rule in rules:
+        if _matches(rule, spec, arguments) and (best is None or _STRICT[rule.do] > _STRICT[best[0]]):
+            best = (rule.do, rule)
+    return best or (("allow" if spec.effect == "read_only" else "ask"), None)
+
+
+def stricter(
+    pinned: tuple[Rule, ...], present: tuple[Rule, ...] | None, spec: ToolSpec, arguments: dict[str, Any]
+) -> tuple[Verdict, Rule | None]:
+    """The stricter of the policy that the run pinned and today's. `present` None: today's configuration says nothing."""
+    first = verdict(pinned, spec, arguments)
+    if present is None:
+        return first
+    second = verdict(present, spec, arguments)
+    return second if _STRICT[second[0]] > _STRICT[first[0]] else first
+
+
+def _matches(rule: Rule, spec: ToolSpec, arguments: dict[str, Any]) -> bool:
+    if rule.tool is not None and not fnmatchcase(spec.name, rule.tool):
+        return False
+    if rule.effect is not None and rule.effect != spec.effect:
+        return False
+    for name, pattern in rule.arguments.items():
+        if name not in arguments or not fnmatchcase(_text(arguments[name]), pattern):
+            return False
+    if not rule.paths:
+        return True
+    path = arguments.get("path")
+    return isinstance(path, str) and any(fnmatchcase(path, pattern) for pattern in rule.paths)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else str(value)

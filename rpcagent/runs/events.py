@@ -1,0 +1,298 @@
+"""What can happen to a run: a closed union of past-tense facts, and the commit that carries them.
+
+An event that exists is valid, is never edited and never changes its meaning: a later version adds a type, or a field with
+a default. Events carry no time of their own; all events of one commit happened at the commit's `at`.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from rpcagent.runs.definition import Definition, Drive, Recovery
+from rpcagent.runs.effects import LookUpAnswer
+
+ApprovalKind = Literal["tool_call", "unknown_outcome", "budget", "retry"]
+Interruption = Literal["restart", "timeout", "connection_lost", "cancelled", "crashed"]
+Source = Literal["tool", "look_up", "person"]
+Method = Literal["start", "step", "resume", "approve", "cancel"]
+
+
+def _tag(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_tag, rename="camel", omit_defaults=True):
+    """Base of all events; `type` is the class name in snake_case."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Tokens and dollars of one model call, as the provider counted them."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float = 0.0
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One call that the model asked for. `problem` is set where it cannot be run as asked; the model is told.
+
+    `provider_id` is data: it goes back to the model with the result and identifies nothing.
+    """
+
+    step_id: str
+    tool: str
+    arguments: dict[str, Any]
+    provider_id: str = ""
+    problem: str = ""
+
+
+class Trouble(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Why an attempt or a run failed: a stable word, and a sentence for a person."""
+
+    kind: str
+    message: str = ""
+
+
+# Requests
+
+
+class RunStarted(Event, frozen=True, kw_only=True):
+    """The first event of a run. `epoch` is the opening of the store in which it began."""
+
+    client_request_id: str
+    namespace: str
+    fingerprint: str
+    definition: Definition
+    input: str | tuple[dict[str, Any], ...]
+    epoch: int
+    drive: Drive = "auto"
+    recovery: Recovery = "auto"
+    workspace: str | None = None
+    labels: dict[str, str] = {}
+
+
+class RequestAccepted(Event, frozen=True, kw_only=True):
+    """The key is taken; its answer follows in a later commit. Only `step` needs the two."""
+
+    client_request_id: str
+    method: Method
+    fingerprint: str
+
+
+class RequestSettled(Event, frozen=True, kw_only=True):
+    """The recorded half of the answer: equal for ever, whatever the run does later."""
+
+    client_request_id: str
+    method: Method
+    fingerprint: str
+    decision: dict[str, Any]
+
+
+# Model calls
+
+
+class ModelCallStarted(Event, frozen=True, kw_only=True):
+    """Intent. `request_hash` covers the pinned definition and every message; `reserved_tokens` is spent until trued up."""
+
+    step_id: str
+    attempt: int
+    request_hash: str
+    reserved_tokens: int = 0
+
+
+class ModelAnswered(Event, frozen=True, kw_only=True):
+    """Outcome: the accepted answer. It is never asked for again."""
+
+    step_id: str
+    attempt: int
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    usage: Usage = Usage()
+    stop: str = "stop"
+
+
+# Tool calls
+
+
+class ToolStarted(Event, frozen=True, kw_only=True):
+    """Intent. Durable before anything outside is touched; consumes the approval that it names."""
+
+    step_id: str
+    attempt: int
+    request_hash: str
+    key: str
+    approval_id: str | None = None
+
+
+class ToolCompleted(Event, frozen=True, kw_only=True):
+    """Outcome, with the tool's result (an MCP tool result)."""
+
+    step_id: str
+    attempt: int
+    result: dict[str, Any]
+    source: Source = "tool"
+
+
+class StepFailed(Event, frozen=True, kw_only=True):
+    """Outcome: it is known not to have worked. The model is told."""
+
+    step_id: str
+    attempt: int
+    error: Trouble
+
+
+class AttemptFailed(Event, frozen=True, kw_only=True):
+    """This try did nothing outside, and another may follow at `retry_at`, `wait_ms` after this commit."""
+
+    step_id: str
+    attempt: int
+    error: Trouble
+    retry_at: datetime
+    wait_ms: int
+
+
+class AttemptInterrupted(Event, frozen=True, kw_only=True):
+    """An intent whose outcome nobody will report any more."""
+
+    step_id: str
+    attempt: int
+    reason: Interruption
+
+
+class LookedUp(Event, frozen=True, kw_only=True):
+    """What the outside said about an interrupted attempt. `pending`: asked again at `retry_at`."""
+
+    step_id: str
+    attempt: int
+    answer: LookUpAnswer
+    result: dict[str, Any] | None = None
+    retry_at: datetime | None = None
+
+
+class StepUnknown(Event, frozen=True, kw_only=True):
+    """Whether the effect happened is not known, and nothing but a person can tell."""
+
+    step_id: str
+    attempt: int
+
+
+class StepDenied(Event, frozen=True, kw_only=True):
+    """It will not run. `reason`: policy, person, expired, or invalid (the call could not be run as asked)."""
+
+    step_id: str
+    reason: Literal["policy", "person", "expired", "invalid"]
+    message: str = ""
+
+
+class LateOutcome(Event, frozen=True, kw_only=True):
+    """An outcome that came after the step was decided otherwise: kept as evidence, changes nothing."""
+
+    step_id: str
+    attempt: int
+    result: dict[str, Any] | None = None
+    error: Trouble | None = None
+
+
+# Approvals
+
+
+class ApprovalRequested(Event, frozen=True, kw_only=True):
+    """A durable question. `digest` covers `subject`, which is all that the person is shown."""
+
+    approval_id: str
+    kind: ApprovalKind
+    digest: str
+    subject: dict[str, Any]
+    choices: tuple[str, ...]
+    step_id: str | None = None
+    expires_at: datetime | None = None
+
+
+class ApprovalDecided(Event, frozen=True, kw_only=True):
+    approval_id: str
+    decision: str
+    decided_by: str = ""
+    comment: str = ""
+    result: dict[str, Any] | None = None
+    extend: dict[str, float] = {}
+
+
+class ApprovalExpired(Event, frozen=True, kw_only=True):
+    approval_id: str
+
+
+class ApprovalVoided(Event, frozen=True, kw_only=True):
+    """The allow no longer covers what would run: present policy is stricter than the one it was given under."""
+
+    approval_id: str
+    reason: str
+
+
+# The run
+
+
+class RunReopened(Event, frozen=True, kw_only=True):
+    """A process opened the store while attempts of this run were in flight in an earlier one."""
+
+    epoch: int
+
+
+class RunReleased(Event, frozen=True, kw_only=True):
+    """`resume` let the run go on in this opening of the store."""
+
+    epoch: int
+    plan_digest: str
+
+
+class CancelRequested(Event, frozen=True, kw_only=True):
+    reason: str = ""
+
+
+class RunCancelled(Event, frozen=True, kw_only=True):
+    """`unresolved`: steps whose outcome is not known; each can still be answered, as evidence."""
+
+    unresolved: tuple[str, ...] = ()
+
+
+class RunCompleted(Event, frozen=True, kw_only=True):
+    output: str
+
+
+class RunFailed(Event, frozen=True, kw_only=True):
+    error: Trouble
+
+
+AnyEvent = (
+    RunStarted | RequestAccepted | RequestSettled | ModelCallStarted | ModelAnswered | ToolStarted | ToolCompleted
+    | StepFailed | AttemptFailed | AttemptInterrupted | LookedUp | StepUnknown | StepDenied | LateOutcome
+    | ApprovalRequested | ApprovalDecided | ApprovalExpired | ApprovalVoided | RunReopened | RunReleased
+    | CancelRequested | RunCancelled | RunCompleted | RunFailed
+)  # fmt: skip
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """All events of one change of one run, with the settled answer of the request that caused it: one log record.
+
+    `seq` is the run's number of the first event; the others follow without a gap.
+    """
+
+    seq: int
+    at: datetime
+    events: tuple[AnyEvent, ...]
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Commit)
+
+
+def encode(commit: Commit) -> bytes:
+    return _encoder.encode(commit)
+
+
+def decode(raw: bytes | memoryview) -> Commit:
+    """Raises msgspec.ValidationError for an unknown event type: it must never be skipped, it may be an effect."""
+    return _decoder.decode(raw)
