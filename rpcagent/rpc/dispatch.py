@@ -1,0 +1,338 @@
+"""From messages to handlers and back: the only place where an exception becomes an error on the wire.
+
+Knows: the methods by name, how params become a Struct, in which order requests enter, how many may run, and
+jsonrpcserver, which nobody else imports. Does not know: what a method does, or how bytes arrive.
+
+jsonrpcserver looks up the method and calls it, one call at a time, through its own `dispatch_request`. Its parsing,
+schema check, batch and error texts are not used: see `protocol/conformance.md` for what they would answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import sys
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from importlib.machinery import PathFinder
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from rpcagent import errors
+from rpcagent.rpc import jsonrpc
+from rpcagent.rpc.jsonrpc import Call, Fail, Id, Ok
+
+_NAME_SHOWN_MAX = 100
+
+
+def _import_lean() -> None:
+    """Import jsonrpcserver 5.0.9 without what it loads for parts that are not used here (three quarters of its time).
+
+    Those are jsonschema (its validator), http.server (its demo server) and the `__init__` of oslash (only
+    `oslash.either` is used). The stand-ins are taken back at once, so that nobody else can see them.
+    """
+
+    class NoValidator:
+        @staticmethod
+        def check_schema(schema: object) -> None: ...
+
+        def __init__(self, schema: object) -> None: ...
+
+        def validate(self, value: object) -> None:
+            raise NotImplementedError("requests are checked in rpcagent.rpc.jsonrpc")
+
+    oslash = PathFinder.find_spec("oslash")
+    if oslash is None or oslash.submodule_search_locations is None:
+        return  # the import that follows says what is missing
+    jsonschema, validators, http_server, package = (
+        types.ModuleType(name) for name in ("jsonschema", "jsonschema.validators", "http.server", "oslash")
+    )
+    validators.validator_for = lambda schema: NoValidator  # type: ignore[attr-defined]  # noqa: ARG005
+    jsonschema.validators = validators  # type: ignore[attr-defined]
+    http_server.BaseHTTPRequestHandler = http_server.HTTPServer = object  # type: ignore[attr-defined]
+    package.__path__ = list(oslash.submodule_search_locations)
+    wanted = (jsonschema, validators, http_server, package)
+    stand_ins = {module.__name__: module for module in wanted if module.__name__ not in sys.modules}
+    sys.modules.update(stand_ins)
+    try:
+        import jsonrpcserver.async_dispatcher  # noqa: F401
+    finally:
+        for name, module in stand_ins.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+
+if "jsonrpcserver" not in sys.modules:
+    _import_lean()
+
+from jsonrpcserver import Error, Success  # noqa: E402
+from jsonrpcserver.async_dispatcher import dispatch_request  # noqa: E402
+from jsonrpcserver.request import Request  # noqa: E402
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Method(NamedTuple):
+    """How a method is called: `await handler(context, params)` gives its result, anything that JSON can hold."""
+
+    params: type[msgspec.Struct]
+    handler: Handler
+    mutating: bool
+    """It is not executed when sent as a notification: nobody could name what it made."""
+    inline: bool
+    """It never waits for anything outside this process, so it is answered in place, whatever else is going on."""
+
+
+class BrokenFrame(Protocol):
+    """What stands where a message should have been."""
+
+    @property
+    def code(self) -> int:
+        """-32700: no message could be read. -32600: it was above the limit."""
+
+    @property
+    def reason(self) -> str:
+        """For a person."""
+
+
+Incident = Callable[[BaseException, str], str]
+
+
+class Dispatcher:
+    """The methods, and how one call is answered. Shared by all sessions.
+
+    `on_incident(exception, method)` keeps the whole story of a fault and returns the id under which it is found; the
+    peer sees that id and nothing else. `max_batch` is in items.
+    """
+
+    def __init__(self, methods: Mapping[str, Method], *, on_incident: Incident, max_batch: int = 100) -> None:
+        self.methods = dict(methods)
+        self.max_batch = max_batch
+        self._on_incident = on_incident
+        self._names = sorted(self.methods)
+        self._entries = {name: self._entry(name, method) for name, method in self.methods.items()}
+
+    async def answer(self, context: Any, call: Call) -> bytes | None:
+        """Execute one call; its encoded answer, or None for a notification. Raises nothing but cancellation."""
+        result: Any
+        _, result = await dispatch_request(self._entries, context, Request(call.method, [call.params], call.id))
+        if call.id is UNSET:
+            return None
+        if isinstance(result, _Right):
+            return self.encode(Ok(call.id, result._value.result), call.method)  # noqa: SLF001  there is no other way
+        if call.method not in self._entries:
+            return self.encode(jsonrpc.fail(call.id, self._method_not_found(call.method)), call.method)
+        error = result._error  # noqa: SLF001
+        return self.encode(Fail(call.id, jsonrpc.ErrorObject(error.code, error.message, error.data)), call.method)
+
+    def encode(self, answer: Ok | Fail, method: str) -> bytes:
+        """Like `jsonrpc.encode`; what JSON cannot hold becomes an incident, for this id only."""
+        try:
+            return jsonrpc.encode(answer)
+        except jsonrpc.Unserialisable as e:
+            return jsonrpc.encode(jsonrpc.fail(answer.id, self._incident(e, method)))
+
+    def _entry(self, name: str, method: Method) -> Callable[[Any, Any], Coroutine[Any, Any, Any]]:
+        """What jsonrpcserver calls. It must not let an exception out: jsonrpcserver would put its text on the wire."""
+        struct, handler = method.params, method.handler
+
+        async def entry(context: Any, params: Any) -> Any:
+            try:
+                return Success(await handler(context, convert(params, struct)))
+            except errors.RpcAgentError as e:
+                return Error(e.number, e.message, e.data)
+            except Exception as e:  # noqa: BLE001  this is the border
+                fault = self._incident(e, name)
+                return Error(fault.number, fault.message, fault.data)
+
+        # jsonrpcserver asks for it at every call, and computing it costs more than all the rest of the call.
+        entry.__signature__ = inspect.signature(entry)  # type: ignore[attr-defined]
+        return entry
+
+    def _incident(self, error: BaseException, method: str) -> errors.InternalError:
+        incident = self._on_incident(error, method)
+        return errors.InternalError(
+            "a fault of the server; its standard error tells more under this incident", incident=incident
+        )
+
+    def _method_not_found(self, name: str) -> errors.MethodNotFound:
+        shown = name if len(name) <= _NAME_SHOWN_MAX else name[:_NAME_SHOWN_MAX] + "..."
+        return errors.MethodNotFound(f"there is no method {shown!r}", method=shown, methods=self._names)
+
+
+_Right: Any = type(Success(None))
+
+_Params = TypeVar("_Params", bound=msgspec.Struct)
+_AT = re.compile(r"\$[^`]*")
+_MEMBER = re.compile(r"(?:unknown|missing required) field `([^`]*)`")
+
+
+def convert(params: Any, struct: type[_Params]) -> _Params:
+    """Params as they came (UNSET: none) as a Struct. Raises InvalidParams with the path of the first member at fault."""
+    if params is UNSET:
+        params = {}
+    elif type(params) is list:
+        raise errors.InvalidParams("params are taken by name: send an object, not an array")
+    try:
+        return msgspec.convert(params, struct)
+    except msgspec.ValidationError as e:
+        reason, _, where = str(e).partition(" - at ")
+        found = _AT.search(where)
+        path = found[0] if found else "$"
+        # A message about a member that is not known, or not there, names the object around it.
+        if member := _MEMBER.search(reason):
+            path = f"{path}.{member[1]}"
+        raise errors.InvalidParams(reason.replace("`", ""), path=path) from None
+    except (RecursionError, ValueError, OverflowError) as e:
+        raise errors.InvalidParams(f"cannot be read ({type(e).__name__})") from None
+
+
+class Session:
+    """One connection: its requests in arrival order, each answered exactly once through `send`.
+
+    `spawn` starts a coroutine as a task (it must take its first step no later than the next turn of the loop).
+    `max_in_flight` bounds the tasks; a batch is one. `context` is handed to every handler.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        context: Any,
+        send: Callable[[bytes], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], Any],
+        *,
+        max_in_flight: int = 1024,
+    ) -> None:
+        self._dispatcher, self._context, self._send, self._spawn = dispatcher, context, send, spawn
+        self._methods = dispatcher.methods
+        self._max_in_flight = max_in_flight
+        self.in_flight = 0
+        """Tasks that run."""
+        self.ignored = 0
+        """Messages with nothing to say and nothing done: notifications of mutating methods or beyond the limit, and
+        stray answers."""
+        self._unstarted = False
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    async def feed(self, frames: Sequence[bytes | BrokenFrame]) -> None:
+        """Take what arrived. Returns when inline methods are answered and all others are started or refused.
+
+        Not to be called twice at once: arrival order would be lost.
+        """
+        for frame in frames:
+            if not isinstance(frame, bytes):
+                self._fail(None, _broken(frame))
+            elif jsonrpc.is_batch(frame):
+                self._feed_batch(frame)
+            else:
+                call = jsonrpc.parse(frame)
+                if isinstance(call, Call):
+                    await self._feed_call(call)
+                elif (answer := self._encode(call)) is not None:
+                    self._send(answer)
+
+    async def settled(self) -> None:
+        """Wait until every accepted request is answered. A task that is cancelled before its first step never settles."""
+        await self._settled.wait()
+
+    async def _feed_call(self, call: Call) -> None:
+        method = self._methods.get(call.method)
+        if method is None or method.inline:
+            if self._unstarted:
+                # Those before must have entered, so that the answer tells of them.
+                self._unstarted = False
+                await asyncio.sleep(0)
+            answer = await self._execute(call)
+            if answer is not None:
+                self._send(answer)
+        elif self.in_flight < self._max_in_flight and not (call.id is UNSET and method.mutating):
+            self._start(self._run(call))
+        elif call.id is UNSET:
+            self.ignored += 1
+        else:
+            self._fail(call.id, self._overloaded())
+
+    async def _execute(self, call: Call) -> bytes | None:
+        if call.id is UNSET:
+            method = self._methods.get(call.method)
+            if method is None or method.mutating:
+                self.ignored += 1
+                return None
+        return await self._dispatcher.answer(self._context, call)
+
+    async def _run(self, call: Call) -> None:
+        try:
+            answer = await self._execute(call)
+            if answer is not None:
+                self._send(answer)
+        finally:
+            self._ended()
+
+    def _feed_batch(self, frame: bytes) -> None:
+        items = jsonrpc.split_batch(frame, self._dispatcher.max_batch)
+        if isinstance(items, Fail):
+            self._send(jsonrpc.encode(items))
+        elif self.in_flight < self._max_in_flight:
+            self._start(self._run_batch(items))
+        else:
+            self._refuse_batch(items)
+
+    async def _run_batch(self, items: list[Raw]) -> None:
+        try:
+            answers: list[bytes] = []
+            for item in items:
+                call = jsonrpc.parse(item)
+                answer = await self._execute(call) if isinstance(call, Call) else self._encode(call)
+                if answer is not None:
+                    answers.append(answer)
+            if answers:
+                self._send(jsonrpc.encode_batch(answers))
+        finally:
+            self._ended()
+
+    def _refuse_batch(self, items: list[Raw]) -> None:
+        answers: list[bytes] = []
+        for item in items:
+            call = jsonrpc.parse(item)
+            if isinstance(call, Call):
+                call = None if call.id is UNSET else jsonrpc.fail(call.id, self._overloaded())
+            answer = self._encode(call)
+            if answer is not None:
+                answers.append(answer)
+        if answers:
+            self._send(jsonrpc.encode_batch(answers))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self.in_flight += 1
+        self._unstarted = True
+        self._settled.clear()
+        self._spawn(work)
+
+    def _ended(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._settled.set()
+
+    def _encode(self, fail: Fail | None) -> bytes | None:
+        if fail is None:
+            self.ignored += 1
+            return None
+        return jsonrpc.encode(fail)
+
+    def _fail(self, id_: Id, error: errors.RpcAgentError) -> None:
+        self._send(jsonrpc.encode(jsonrpc.fail(id_, error)))
+
+    def _overloaded(self) -> errors.Overloaded:
+        return errors.Overloaded(
+            f"{self._max_in_flight} requests are being worked on; send it again when one is answered",
+            limit="maxInFlight",
+        )
+
+
+def _broken(frame: BrokenFrame) -> errors.RpcAgentError:
+    kind = errors.ParseError if frame.code == errors.ParseError.number else errors.InvalidRequest
+    return kind(frame.reason, reason=frame.reason)
