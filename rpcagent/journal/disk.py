@@ -1,0 +1,306 @@
+"""The seam to the file system, and the lock on a store. The only file of the journal that knows descriptors.
+
+Knows: how to write all of it or say what failed, how to make a name durable, who owns the store. Does not know: what
+the bytes mean, or what to do about an error: every OSError goes up as it came.
+
+Descriptors are never inherited. A forked child shares them all the same, so it is disarmed: its copies are closed
+(never unlocked: an unlock in the child would take the lock from the parent), and every call in it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import weakref
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from rpcagent import errors
+
+_LOCK_TRIES = 10  # the file is never unlinked by us; someone who keeps doing it gets an error, not a loop
+
+
+class Disk(Protocol):
+    """Names are relative to the store; a folder is `""` (the store) or `"wal"`. Every call may raise OSError, and
+    FileNotFoundError only where a name is really not there. Nothing but `sync`, `sync_full` and `syncdir` makes anything
+    durable. A raised sync means: what was written since the last one may or may not last, and must not be synced again."""
+
+    def names(self, folder: str) -> list[str]: ...
+    def exists(self, name: str) -> bool: ...
+    def read(self, name: str) -> bytes: ...
+    def read_at(self, name: str, offset: int, size: int) -> bytes: ...
+
+    def create(self, name: str) -> None:
+        """A new, empty file of mode 0600; FileExistsError if there is one."""
+
+    def write(self, name: str, offset: int, data: bytes) -> None:
+        """All of `data`, or OSError; then any part of it may stand in the file."""
+
+    def truncate(self, name: str, size: int) -> None: ...
+    def sync(self, name: str) -> None:
+        """The content, and its length, are durable."""
+
+    def sync_full(self, name: str) -> None:
+        """Content and all attributes are durable."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Within one folder; replaces `new`. Durable after `syncdir`."""
+
+    def unlink(self, name: str) -> None: ...
+    def mkdir(self, name: str) -> None:
+        """Mode 0700. Durable after `syncdir` of the folder it is in."""
+
+    def syncdir(self, folder: str) -> None:
+        """The names in `folder` are durable."""
+
+    def release(self, name: str) -> None:
+        """No more calls for this file are expected: its descriptor may go."""
+
+
+class Fence(Protocol):
+    """Whether this process still owns the store."""
+
+    def held(self) -> bool: ...
+
+
+def make_store_folder(path: Path) -> None:
+    """The folder and its missing parents, mode 0700; their names are durable on return."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # another process may be starting on the same store
+            folder.mkdir(mode=0o700)
+        _sync_folder(folder.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class RealDisk:
+    """The files below `path`, which is made if it is missing. Keeps the descriptors of files it writes."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._open: dict[str, int] = {}
+        self._forked = False
+        make_store_folder(self.path)
+        _armed.add(self)
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(os.listdir(self._at(folder)))  # noqa: PTH208 - names, not paths
+
+    def exists(self, name: str) -> bool:
+        # Not Path.exists: that takes some errors for an absence.
+        try:
+            os.lstat(self._at(name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read(self, name: str) -> bytes:
+        with os.fdopen(os.open(self._at(name), os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
+            return file.read()
+
+    def read_at(self, name: str, offset: int, size: int) -> bytes:
+        return os.pread(self._descriptor(name), size, offset)
+
+    def create(self, name: str) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._open[name] = os.open(self._at(name), flags, 0o600)
+
+    def write(self, name: str, offset: int, data: bytes) -> None:
+        descriptor = self._descriptor(name)
+        done = os.pwrite(descriptor, data, offset)
+        if done == len(data):
+            return
+        with memoryview(data) as rest:
+            # A short write is the file system running out of something. Going on brings out what.
+            while done < len(data):
+                more = os.pwrite(descriptor, rest[done:], offset + done)
+                if more == 0:
+                    raise OSError(errno.ENOSPC, "the file takes no more bytes")
+                done += more
+
+    def truncate(self, name: str, size: int) -> None:
+        os.ftruncate(self._descriptor(name), size)
+
+    def sync(self, name: str) -> None:
+        _data_sync(self._descriptor(name))
+
+    def sync_full(self, name: str) -> None:
+        _full_sync(self._descriptor(name))
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self._at(old), self._at(new))  # noqa: PTH104
+        self.release(new)
+        if old in self._open:
+            self._open[new] = self._open.pop(old)
+
+    def unlink(self, name: str) -> None:
+        os.unlink(self._at(name))  # noqa: PTH108
+        self.release(name)
+
+    def mkdir(self, name: str) -> None:
+        os.mkdir(self._at(name), 0o700)  # noqa: PTH102
+
+    def syncdir(self, folder: str) -> None:
+        self._at(folder)
+        _sync_folder(self.path / folder)
+
+    def release(self, name: str) -> None:
+        descriptor = self._open.pop(name, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Closes all descriptors. Makes nothing durable."""
+        for name in list(self._open):
+            self.release(name)
+
+    def _at(self, name: str) -> str:
+        if self._forked:
+            raise errors.StoragePoisoned("A forked child must not use the store of its parent.", errno="EBADF")
+        return os.path.join(self.path, name)  # noqa: PTH118 - in the hot path
+
+    def _descriptor(self, name: str) -> int:
+        found = self._open.get(name)
+        if found is None:
+            found = self._open[name] = os.open(self._at(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return found
+
+    def disarm(self) -> None:
+        self._forked = True
+        _close_quietly(self._open.values())
+        self._open.clear()
+
+
+class StoreLock:
+    """The one owner of a store: a kernel lock (flock) on its file LOCK, taken before anything is read.
+
+    The kernel alone decides. What stands in the file (pid, host, since) is only for the message of the next one, and may
+    be wrong, garbage or missing. The file is never unlinked; the lock ends with its descriptor, so also with the process.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor: int | None = descriptor
+        _armed.add(self)
+
+    @classmethod
+    def take(cls, folder: Path | str, *, since: str) -> StoreLock:
+        """Does not wait. `since` is a time for the message (RFC 3339).
+
+        Raises StoreLocked (pid, host, since of the owner, null where not known), StorageError if the file cannot be
+        opened or locked."""
+        path = Path(folder) / "LOCK"
+        try:
+            make_store_folder(path.parent)
+            for _ in range(_LOCK_TRIES):
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    told = _lock_text(descriptor)
+                    os.close(descriptor)
+                    raise errors.StoreLocked("Another process owns this store.", **told) from None
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                if _same_file(path, descriptor):
+                    _write_lock_text(descriptor, since)
+                    return cls(path, descriptor)
+                os.close(descriptor)  # we locked a file that someone has just replaced
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, "EIO")
+            raise errors.StorageError(f"The store cannot be locked ({name}).", errno=name) from error
+        raise errors.StorageError("The lock file keeps changing.", errno="ESTALE")
+
+    def held(self) -> bool:
+        """Whether the file that others would lock is still the one that we hold. Cheap: two stat calls."""
+        if self._descriptor is None:
+            return False
+        try:
+            return _same_file(self._path, self._descriptor)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Gives the store up. By closing only: an explicit unlock would also free what a forked child shares."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def disarm(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            _close_quietly([descriptor])
+
+
+def _same_file(path: Path, descriptor: int) -> bool:
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(descriptor)
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def _write_lock_text(descriptor: int, since: str) -> None:
+    text = msgspec.json.encode({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + b"\n"
+    with contextlib.suppress(OSError):  # a full disk must not keep the owner out
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text, 0)
+
+
+def _lock_text(descriptor: int) -> dict[str, Any]:
+    told: dict[str, Any] = {"pid": None, "host": None, "since": None}
+    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = msgspec.json.decode(os.pread(descriptor, 4096, 0))
+        if isinstance(found, dict):
+            told = {key: value if isinstance(value := found.get(key), int | str) else None for key in told}
+    return told
+
+
+def _data_sync(descriptor: int) -> None:
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:  # macOS: fsync leaves the data in the cache of the drive
+        fcntl.fcntl(descriptor, full)
+    else:
+        os.fdatasync(descriptor)
+
+
+def _full_sync(descriptor: int) -> None:
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        fcntl.fcntl(descriptor, full)
+    else:
+        os.fsync(descriptor)
+
+
+def _close_quietly(descriptors: Any) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+_armed: weakref.WeakSet[RealDisk | StoreLock] = weakref.WeakSet()
+
+
+def _disarm_all() -> None:
+    for owner in list(_armed):
+        owner.disarm()
+
+
+os.register_at_fork(after_in_child=_disarm_all)
