@@ -14,6 +14,7 @@ import inspect
 import re
 import sys
 import types
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib.machinery import PathFinder
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -58,7 +59,10 @@ def _import_lean() -> None:
     stand_ins = {module.__name__: module for module in wanted if module.__name__ not in sys.modules}
     sys.modules.update(stand_ins)
     try:
-        import jsonrpcserver.async_dispatcher  # noqa: F401
+        # On Python 3.11 and 3.12 it reads its schema with calls that are deprecated there (and are not from 3.13 on).
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            import jsonrpcserver.async_dispatcher  # noqa: F401
     finally:
         for name, module in stand_ins.items():
             if sys.modules.get(name) is module:

@@ -195,7 +195,8 @@ class Framer:
             self._end_of_header(frames)
         elif fault := self._header_line(line):
             self._lose(frames, fault)
-            self._look_for_header(line)
+            if not _HEADER_LINE.match(line):
+                self._look_for_header(line)
 
     def _header_line(self, line: bytes) -> str | None:
         """Take one header; the fault, if it is none. Headers other than the length are ignored."""

@@ -43,7 +43,7 @@ class Claimed(NamedTuple):
 
 
 def claim() -> Claimed:
-    """Take the wire away from descriptors 0 and 1: call it once, before any code of others is imported.
+    """Take the wire away from descriptors 0 and 1: call it once, before the event loop and before code of others.
 
     Afterwards 0 is the null device and 1 is standard error, for us and for every child: a stray print cannot put a
     byte between two frames, and a child cannot read the peer's next request. A closed descriptor counts as null.
