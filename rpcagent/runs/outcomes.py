@@ -82,7 +82,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
 
 
-def events_of(state: RunState, report: Report, now: datetime) -> list[ev.Event]:
+def events_of(state: RunState, report: Report, now: datetime) -> list[ev.AnyEvent]:
     """The events that record the report."""
     step = state.steps.get(report.step_id)
     looked_up = isinstance(report.outcome, LookUp)
@@ -115,7 +115,7 @@ def _awaited(step: Step, attempt: int, *, looked_up: bool) -> bool:
     return step.status == "started" and step.attempt == attempt and step.interrupted == looked_up
 
 
-def _evidence(report: Report) -> list[ev.Event]:
+def _evidence(report: Report) -> list[ev.AnyEvent]:
     where: dict[str, Any] = {"step_id": report.step_id, "attempt": report.attempt}
     match report.outcome:
         case ToolReply(result=result):

@@ -1,0 +1,415 @@
+"""`decide(state, in_flight, rules, now) -> Decision`: what comes next. Pure, total and ordered.
+
+Knows: the run's state, the attempts this process is performing, the rules and the time it is given. Does not know: how
+anything is performed or stored, and whether the process has just started. There is no recovery here: an intent without an
+outcome that is not in flight is *in doubt*, whatever interrupted it, and its effect class says what follows.
+
+`advance` repeats `decide` until nothing more follows, so that the outcome of one step and the intent of the next share one
+commit. What it returns to append must be durable before anything it returns to perform is begun.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from rpcagent.ids import digest_of, effect_key, step_id
+from rpcagent.policy import approvals, budgets
+from rpcagent.policy import rules as policy
+from rpcagent.runs import events as ev
+from rpcagent.runs.context import context_after_turn
+from rpcagent.runs.definition import Rule
+from rpcagent.runs.fold import IllegalTransition, fold
+from rpcagent.runs.state import Approval, RunState, Step, question_of
+
+InFlight = frozenset[tuple[str, int]]
+"""(step id, attempt) of everything that this process is performing, look-ups included; empty after a start."""
+
+MOST_ROUNDS = 10_000
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """What is true of this process and not of the run: the store's epoch, today's policy by agent, and limits.
+
+    `draining`: the process is about to end; outcomes are recorded, nothing new begins.
+    """
+
+    epoch: int
+    present: dict[str, tuple[Rule, ...]] = {}
+    reads_at_once: int = 8
+    draining: bool = False
+
+
+class ModelAction(msgspec.Struct, frozen=True):
+    step_id: str
+    attempt: int
+
+
+class ToolAction(msgspec.Struct, frozen=True):
+    step_id: str
+    attempt: int
+
+
+class LookUpAction(msgspec.Struct, frozen=True):
+    """Asks the outside about an earlier attempt; reads only, so it needs no intent."""
+
+    step_id: str
+    attempt: int
+
+
+Action = ModelAction | ToolAction | LookUpAction
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """`append` must be durable before `perform` begins. Both empty: wait for a report, a request, or `wake`."""
+
+    append: tuple[ev.AnyEvent, ...] = ()
+    perform: tuple[Action, ...] = ()
+    wake: datetime | None = None
+
+
+class Advance(msgspec.Struct, frozen=True):
+    """`state` is a candidate: it is published only when `append` is durable."""
+
+    state: RunState
+    append: tuple[ev.AnyEvent, ...]
+    perform: tuple[Action, ...]
+    wake: datetime | None
+
+
+def advance(state: RunState, in_flight: InFlight, rules: Rules, now: datetime) -> Advance:
+    """Everything that follows from `state` until something must be waited for."""
+    now = max(now, state.last_at)
+    appended: list[ev.AnyEvent] = []
+    performed: list[Action] = []
+    for _ in range(MOST_ROUNDS):
+        decision = decide(state, in_flight, rules, now)
+        if not decision.append and not decision.perform:
+            return Advance(state, tuple(appended), tuple(performed), decision.wake)
+        for event in decision.append:
+            state = fold(state, event, now)
+        appended += decision.append
+        performed += decision.perform
+        in_flight |= {(action.step_id, action.attempt) for action in decision.perform}
+    raise IllegalTransition(f"{state.run_id}: decide does not come to rest")
+
+
+def open_pass(state: RunState, rules: Rules, now: datetime) -> tuple[ev.AnyEvent, ...]:
+    """What a newly opened store owes a run before any answer, in every recovery mode, touching nothing outside.
+
+    Attempts that were in flight are interrupted, unknowable ones UNKNOWN with their question, due approvals expired.
+    """
+    now = max(now, state.last_at)
+    appended: list[ev.AnyEvent] = []
+    if any(s.status == "started" and not s.interrupted for s in state.steps.values()):
+        appended.append(ev.RunReopened(epoch=rules.epoch))
+        state = fold(state, appended[0], now)
+    while events := _settle_step_request(state) or _expire(state, now) or _doubt(state, frozenset(), now):
+        for event in events:
+            state = fold(state, event, now)
+        appended += events
+    return tuple(appended)
+
+
+def decide(state: RunState, in_flight: InFlight, rules: Rules, now: datetime) -> Decision:
+    """The next thing to append and perform, or what to wait for. The order of the cases is the order of precedence."""
+    if events := _settle_step_request(state):
+        return Decision(append=events)
+    if state.ended:
+        return Decision()
+    if events := _expire(state, now) or _doubt(state, in_flight, now):
+        return Decision(append=events)
+    if state.phase == "cancelling":
+        return _cancel(state, in_flight)
+    if state.held(rules.epoch):
+        looks = _look_ups(state, in_flight, rules, now) if state.recovery == "confirm" else ()
+        return Decision(perform=looks, wake=_wake(state, now))
+    if looks := _look_ups(state, in_flight, rules, now):
+        return Decision(perform=looks)
+    if state.stopping is not None:
+        if in_flight:
+            return Decision()
+        return Decision(append=(ev.RunFailed(error=state.stopping),))
+    if any(a.kind != "tool_call" for a in state.open_approvals()):
+        return Decision(wake=_wake(state, now))  # in doubt or in question: only look-ups run
+    return _next(state, in_flight, rules, now)
+
+
+# What is owed whatever the mode: nothing here touches the outside
+
+
+def _settle_step_request(state: RunState) -> tuple[ev.AnyEvent, ...]:
+    """Whatever ends a step settles the request that asked for it, in the same commit."""
+    key = state.step_request
+    if key is None:
+        return ()
+    shown: dict[str, Any] | None = None
+    step = state.step(state.step_request_step) if state.step_request_step else None
+    if step is not None and (step.settled or step.status == "unknown"):
+        shown = step_decision(step)
+    elif (question := question_of(state)) is not None:
+        shown = gate_decision(question)  # no request is held open for a person
+    elif not state.ended:
+        return ()
+    request = state.requests[key]
+    return (
+        ev.RequestSettled(
+            client_request_id=key, method=request.method, fingerprint=request.fingerprint, decision={"step": shown}
+        ),
+    )
+
+
+def step_decision(step: Step) -> dict[str, Any]:
+    """How a step ended, as the request that asked for it is answered for ever."""
+    shown: dict[str, Any] = {
+        "stepId": step.step_id,
+        "kind": step.kind,
+        "name": step.name,
+        "status": step.status,
+        "attempt": step.attempt,
+    }
+    optional = {"approvalId": step.approval_id, "result": step.result, "error": step.error}
+    shown.update(msgspec.to_builtins({k: v for k, v in optional.items() if v is not None}))
+    return shown
+
+
+def gate_decision(question: Approval) -> dict[str, Any]:
+    """A step that reached a question instead of an action."""
+    return {
+        "stepId": question.step_id,
+        "kind": "gate",
+        "name": question.kind,
+        "status": "waiting_approval",
+        "attempt": 0,
+        "approvalId": question.approval_id,
+    }
+
+
+def _expire(state: RunState, now: datetime) -> tuple[ev.AnyEvent, ...]:
+    """Silence is never consent: an expired question is a named state, allowed but unconsumed ones included."""
+    for approval in state.approvals.values():
+        if approval.expires_at is None or approval.expires_at > now or state.phase != "active":
+            continue
+        expired = ev.ApprovalExpired(approval_id=approval.approval_id)
+        if approval.step_id is not None:
+            message = "the question about it expired unanswered"
+            return (expired, ev.StepDenied(step_id=approval.step_id, reason="expired", message=message))
+        return (
+            expired,
+            ev.RunFailed(error=ev.Trouble(kind="expired", message=f"the {approval.kind} question expired")),
+        )
+    return ()
+
+
+def _doubt(state: RunState, in_flight: InFlight, now: datetime) -> tuple[ev.AnyEvent, ...]:
+    """Intents without an outcome that nobody performs: the interruption, and UNKNOWN where only a person can tell."""
+    for step in state.steps.values():
+        if step.status != "started" or (step.step_id, step.attempt) in in_flight:
+            continue
+        if not step.interrupted:
+            return (ev.AttemptInterrupted(step_id=step.step_id, attempt=step.attempt, reason="restart"),)
+        if _unknowable(state, step, now):
+            return (
+                ev.StepUnknown(step_id=step.step_id, attempt=step.attempt),
+                approvals.unknown_outcome(state, step),
+            )
+    return ()
+
+
+def _unknowable(state: RunState, step: Step, now: datetime) -> bool:
+    """Nothing that may be done without asking can settle this interrupted attempt."""
+    if step.kind == "model_call" or step.effect == "read_only":
+        return False
+    if state.phase == "cancelling" or step.effect == "at_most_once":
+        return True
+    if step.effect == "reconcilable":
+        return step.look_up == "unsure"
+    spec = state.definition.tool(step.name)
+    if spec is None or spec.key_ttl_ms is None or step.first_started_at is None:
+        return spec is None
+    return now >= step.first_started_at + timedelta(milliseconds=spec.key_ttl_ms)
+
+
+def _cancel(state: RunState, in_flight: InFlight) -> Decision:
+    if in_flight:
+        return Decision()  # asked to stop; their outcomes, or their interruption, are reported within the grace time
+    unresolved = tuple(s.step_id for s in state.steps.values() if s.status == "unknown" and not s.abandoned)
+    return Decision(append=(ev.RunCancelled(unresolved=unresolved),))
+
+
+def _look_ups(state: RunState, in_flight: InFlight, rules: Rules, now: datetime) -> tuple[Action, ...]:
+    if rules.draining:
+        return ()
+    return tuple(
+        LookUpAction(step.step_id, step.attempt)
+        for step in state.steps.values()
+        if step.status == "started"
+        and step.interrupted
+        and step.effect == "reconcilable"
+        and step.kind == "tool_call"
+        and step.look_up != "absent"
+        and (step.retry_at is None or step.retry_at <= now)
+        and (step.step_id, step.attempt) not in in_flight
+    )
+
+
+def _wake(state: RunState, now: datetime) -> datetime | None:
+    """The earliest instant at which time alone changes something."""
+    due = [a.expires_at for a in state.approvals.values() if a.expires_at is not None]
+    due += [s.retry_at for s in state.steps.values() if s.retry_at is not None and s.retry_at > now]
+    return min(due, default=None)
+
+
+# What may act
+
+
+def _next(state: RunState, in_flight: InFlight, rules: Rules, now: datetime) -> Decision:
+    if state.turn:
+        if events := _gates(state, rules, now):
+            return Decision(append=events)
+        opened = state.open_steps()
+        return (
+            _calls(state, opened, in_flight, rules, now) if opened else _model_call(state, None, in_flight, rules, now)
+        )
+    model = state.steps[state.model_step] if state.model_step else None
+    if model is None or not model.settled:
+        return _model_call(state, model, in_flight, rules, now)
+    if model.status == "failed":
+        error = model.error or ev.Trouble(kind="model")
+        return Decision(append=(ev.RunFailed(error=error),))
+    answer = state.messages[-1].content
+    return Decision(append=(ev.RunCompleted(output=answer if isinstance(answer, str) else ""),))
+
+
+def _gates(state: RunState, rules: Rules, now: datetime) -> tuple[ev.AnyEvent, ...]:
+    """Policy for all open calls of one answer together: questions open side by side, whatever the order of execution."""
+    events: list[ev.AnyEvent] = []
+    for step in state.open_steps():
+        if step.problem and step.status == "not_started":
+            return (ev.StepDenied(step_id=step.step_id, reason="invalid", message=step.problem),)
+        spec = state.definition.tool(step.name)
+        if spec is None or step.status not in {"not_started", "waiting_approval"}:
+            continue
+        approval = state.approval(step.approval_id) if step.approval_id else None
+        if approval is not None and approval.status == "denied":
+            return (ev.StepDenied(step_id=step.step_id, reason="person", message=_words(approval)),)
+        verdict, rule = policy.stricter(
+            state.definition.rules, rules.present.get(state.definition.agent), spec, step.arguments
+        )
+        if verdict == "deny":
+            return _deny(step, approval)
+        if verdict == "ask" and step.approval_id is None and step.attempt == 0:
+            events.append(approvals.tool_call(state, step, rule, now, ahead=len(events)))
+    return tuple(events)
+
+
+def _words(approval: Approval) -> str:
+    return "a person denied it" + (f": {approval.comment}" if approval.comment else "")
+
+
+def _deny(step: Step, approval: Approval | None) -> tuple[ev.AnyEvent, ...]:
+    denied = ev.StepDenied(step_id=step.step_id, reason="policy", message="policy denies this call")
+    if approval is None or approval.status not in {"open", "allowed"}:
+        return (denied,)
+    return (ev.ApprovalVoided(approval_id=approval.approval_id, reason="policy denies this call"), denied)
+
+
+def _calls(state: RunState, opened: list[Step], in_flight: InFlight, rules: Rules, now: datetime) -> Decision:
+    """Calls run in the order given. A maximal run of neighbouring reads may go side by side; an effect goes alone, when
+    all earlier calls are settled, and later ones wait for it."""
+    first = opened[0]
+    side_by_side = [first]
+    if first.effect == "read_only" and state.drive == "auto":
+        for step in opened[1:]:
+            if step.effect != "read_only" or not _neighbours(state, side_by_side[-1], step):
+                break
+            side_by_side.append(step)
+    room = rules.reads_at_once - len(in_flight)
+    for step in side_by_side:
+        if room > 0 and (step.step_id, step.attempt) not in in_flight and _can_start(state, step, now):
+            return _start_call(state, step, in_flight, rules, now)
+    return Decision(wake=_wake(state, now))
+
+
+def _neighbours(state: RunState, one: Step, other: Step) -> bool:
+    """No effect stands between them, settled ones included: they are settled, so order is kept either way."""
+    between = state.turn[state.turn.index(one.step_id) + 1 : state.turn.index(other.step_id)]
+    return all(state.steps[i].effect == "read_only" for i in between)
+
+
+def _can_start(state: RunState, step: Step, now: datetime) -> bool:
+    if step.retry_at is not None and step.retry_at > now:
+        return False
+    if step.status == "waiting_approval":
+        approval = state.approvals.get(step.approval_id or "")
+        return approval is not None and approval.status == "allowed"
+    if step.status == "started" and step.interrupted:
+        return step.effect != "reconcilable" or step.look_up == "absent"
+    return step.status == "not_started"
+
+
+def _may_begin(state: RunState, step: Step | None) -> bool:
+    """In manual drive only a `step` request begins anything; what it began goes on by itself to its end."""
+    if state.drive == "auto":
+        return True
+    if step is not None and state.step_request is not None and state.step_request_step == step.step_id:
+        return True
+    return state.step_request is not None and state.step_request_step is None
+
+
+def _trouble(step: Step, limit_ms: int) -> bool:
+    """Retried for long enough: its last attempt began when the bound was over. A person is asked; the run does not fail
+    for trouble around it."""
+    return (
+        step.status == "not_started"
+        and step.waiting_since is not None
+        and step.started_at is not None
+        and step.started_at >= step.waiting_since + timedelta(milliseconds=limit_ms)
+    )
+
+
+def _hold_up(state: RunState, step: Step | None, in_flight: InFlight, rules: Rules, now: datetime) -> Decision | None:
+    """What stands between a step and its next attempt: the process's end, the drive, lasting trouble, the budget."""
+    if rules.draining or not _may_begin(state, step):
+        return Decision(wake=_wake(state, now))
+    if step is not None and _trouble(step, state.definition.model.retry_for_ms):
+        return Decision(append=(approvals.retry(state, step),))
+    reserve = state.definition.model.max_output_tokens if step is None or step.kind == "model_call" else 0
+    limit = budgets.exceeded(state, new_step=step is None or step.attempt == 0, reserve_tokens=reserve)
+    if limit is None:
+        return None
+    return Decision() if in_flight else Decision(append=(approvals.budget(state, limit),))
+
+
+def _start_call(state: RunState, step: Step, in_flight: InFlight, rules: Rules, now: datetime) -> Decision:
+    if held := _hold_up(state, step, in_flight, rules, now):
+        return held
+    request_hash = digest_of([step.name, step.arguments])
+    approval = state.approvals.get(step.approval_id or "")
+    started = ev.ToolStarted(
+        step_id=step.step_id,
+        attempt=step.attempt + 1,
+        request_hash=request_hash,
+        key=step.key or effect_key(step.step_id, request_hash),
+        approval_id=approval.approval_id if approval is not None and approval.status == "allowed" else None,
+    )
+    return Decision(append=(started,), perform=(ToolAction(step.step_id, step.attempt + 1),))
+
+
+def _model_call(state: RunState, step: Step | None, in_flight: InFlight, rules: Rules, now: datetime) -> Decision:
+    """`step` None: a new one, after the present turn."""
+    if step is not None and ((step.step_id, step.attempt) in in_flight or not _can_start(state, step, now)):
+        return Decision(wake=_wake(state, now))
+    if held := _hold_up(state, step, in_flight, rules, now):
+        return held
+    ident = step.step_id if step else step_id(state.run_id, state.step_count + 1)
+    attempt = step.attempt + 1 if step else 1
+    started = ev.ModelCallStarted(
+        step_id=ident,
+        attempt=attempt,
+        request_hash=context_after_turn(state).context_hash if step is None else state.context_hash,
+        reserved_tokens=state.definition.model.max_output_tokens,
+    )
+    return Decision(append=(started,), perform=(ModelAction(ident, attempt),))
