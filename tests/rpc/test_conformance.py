@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-
 from rpcagent.rpc.dispatch import Dispatcher, Method, Session
 from rpcagent.transport.framing import FRAME_BYTES_MAX, Framer
 
@@ -20,7 +19,7 @@ CASES = [json.loads(line) for line in VECTORS.read_text(encoding="utf-8").splitl
 BYTE_BY_BYTE_MAX = 20_000
 
 
-class None_(msgspec.Struct, forbid_unknown_fields=True):
+class NoParams(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
@@ -54,7 +53,7 @@ async def add(_: Counter, params: Sum) -> Any:
     return params.a + params.b
 
 
-async def count(counter: Counter, _: None_) -> Any:
+async def count(counter: Counter, _: NoParams) -> Any:
     return counter.count
 
 
@@ -63,7 +62,7 @@ async def set_(counter: Counter, _: X) -> Any:
     return counter.count
 
 
-async def boom(_: Counter, __: None_) -> Any:
+async def boom(_: Counter, __: NoParams) -> Any:
     raise RuntimeError("secret")
 
 
@@ -84,9 +83,9 @@ async def unserialisable(_: Counter, params: Kind) -> Any:
 METHODS = {
     "echo": Method(Value, echo, mutating=False, inline=True),
     "add": Method(Sum, add, mutating=False, inline=False),
-    "count": Method(None_, count, mutating=False, inline=True),
+    "count": Method(NoParams, count, mutating=False, inline=True),
     "set": Method(X, set_, mutating=True, inline=False),
-    "boom": Method(None_, boom, mutating=False, inline=True),
+    "boom": Method(NoParams, boom, mutating=False, inline=True),
     "unserialisable": Method(Kind, unserialisable, mutating=False, inline=True),
 }
 
