@@ -27,6 +27,7 @@ from rpcagent.rpc import jsonrpc
 from rpcagent.rpc.jsonrpc import Call, Fail, Id, Ok
 
 _NAME_SHOWN_MAX = 100
+_REASON_SHOWN_MAX = 300
 
 
 def _import_lean() -> None:
@@ -163,7 +164,7 @@ class Dispatcher:
         )
 
     def _method_not_found(self, name: str) -> errors.MethodNotFound:
-        shown = name if len(name) <= _NAME_SHOWN_MAX else name[:_NAME_SHOWN_MAX] + "..."
+        shown = _cut(name, _NAME_SHOWN_MAX)
         return errors.MethodNotFound(f"there is no method {shown!r}", method=shown, methods=self._names)
 
 
@@ -189,9 +190,15 @@ def convert(params: Any, struct: type[_Params]) -> _Params:
         # A message about a member that is not known, or not there, names the object around it.
         if member := _MEMBER.search(reason):
             path = f"{path}.{member[1]}"
-        raise errors.InvalidParams(reason.replace("`", ""), path=path) from None
+        shown = _cut(reason.replace("`", ""), _REASON_SHOWN_MAX)
+        raise errors.InvalidParams(shown, path=_cut(path, _NAME_SHOWN_MAX)) from None
     except (RecursionError, ValueError, OverflowError) as e:
         raise errors.InvalidParams(f"cannot be read ({type(e).__name__})") from None
+
+
+def _cut(text: str, length: int) -> str:
+    """The peer's own words go back to it, but not megabytes of them."""
+    return text if len(text) <= length else text[:length] + "..."
 
 
 class Session:

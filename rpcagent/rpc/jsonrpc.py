@@ -67,7 +67,7 @@ _encode = msgspec.json.Encoder().encode
 
 # Everything that msgspec raises for bytes from outside; more than its own errors, and not all of them documented.
 _BAD_INPUT = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError)
-_OPEN_BRACKET, _OPEN_BRACE = 0x5B, 0x7B
+_REASON_MAX = 300
 _SPACE = b" \t\r\n"
 
 
@@ -122,7 +122,7 @@ def _reason(error: BaseException) -> str:
         return "nested too deeply"
     if isinstance(error, UnicodeError):
         return "invalid UTF-8"
-    return str(error).replace("`", "")
+    return str(error).replace("`", "")[:_REASON_MAX]
 
 
 def split_batch(message: bytes, max_items: int) -> list[Raw] | Fail:

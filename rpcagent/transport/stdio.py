@@ -106,6 +106,8 @@ class Wire:
 
     async def recv(self) -> list[Frame]:
         """The next frames, in order and at most `FRAMES_PER_RECV`; [] at the end of input, and from then on."""
+        if self._inbox:
+            await asyncio.sleep(0)  # a peer that pipelines must not keep all others from their turn
         while not self._closed:
             await self._room.wait()
             if self._inbox or self.eof:

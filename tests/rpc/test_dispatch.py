@@ -204,6 +204,7 @@ async def test_a_request_beyond_the_limit_is_refused_at_once_and_inline_ones_are
 @pytest.mark.anyio
 async def test_a_batch_beyond_the_limit_is_refused_item_by_item() -> None:
     world = World(max_in_flight=1)
+    world.gate("a")
     await world.feed(call("wait", 1, name="a"), [call("status", 2), call("status"), 3, call("wait", None)])
     wanted = [
         overloaded(2, 1),
@@ -365,6 +366,13 @@ def test_params_that_do_not_fit_are_named(params: Any, path: str, reason: str) -
         convert(params, Params)
     assert caught.value.data == {"code": "INVALID_PARAMS", "retryable": False, "path": path, "reason": reason}
     assert caught.value.message == f"{path}: {reason}"
+
+
+def test_what_is_told_about_params_is_bounded_in_length() -> None:
+    with pytest.raises(errors.InvalidParams) as caught:
+        convert({"n" * 100_000: 1}, Params)
+    assert caught.value.data["path"] == "$." + "n" * 98 + "..."
+    assert len(caught.value.data["reason"]) < 400
 
 
 def test_missing_params_are_an_empty_object() -> None:
