@@ -224,13 +224,14 @@ class Actor:
         for action, scope in scopes:
             self.performing[action.step_id, action.attempt] = scope
         self._host.published(self, commit, draft.wake)
-        self._tell_watchers()
+        self.nudge()
         for action, scope in scopes:
             self._host.spawn(self._perform, action, scope)
         if commit is not None and any(isinstance(e, ev.CancelRequested) for e in commit.events):
             self._ask_to_stop()
 
-    def _tell_watchers(self) -> None:
+    def nudge(self) -> None:
+        """Ends all waits of `changed`."""
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
             watcher.set()
@@ -328,7 +329,7 @@ class Actor:
         _refuse([*batch, *self._mailbox], error)
         self._mailbox = []
         self._host.published(self, None, None)
-        self._tell_watchers()
+        self.nudge()
 
 
 def _refuse(batch: list[Mail], error: errors.RpcAgentError) -> None:

@@ -23,7 +23,7 @@ from rpcagent.runs.decide import Rules, open_pass
 from rpcagent.runs.engine import Actor, Start, Wake
 from rpcagent.runs.fold import IllegalTransition, apply
 from rpcagent.runs.ports import Clock, Journal, Model, Tools
-from rpcagent.runs.requests import Ask, Receipt
+from rpcagent.runs.requests import Ask, Receipt, check_fingerprint
 from rpcagent.runs.view import needs_attention, run_status
 
 MOST_SLEEP_S = 30.0
@@ -56,7 +56,7 @@ class Supervisor:
         model: Model,
         tools: Tools,
         rules: Rules,
-        spawn: Callable[..., None],
+        spawn: Callable[..., object],
         incident: Callable[[BaseException, str], str],
         fatal: Callable[[errors.StoragePoisoned], None],
         grace_ms: int = 5_000,
@@ -74,6 +74,7 @@ class Supervisor:
         self.counts: Counter[str] = Counter()
         self.attention: dict[str, list[dict[str, Any]]] = {}
         self.recovered = 0
+        self.hurried = False
         self.subscriber: Subscriber | None = None
         self._shown: dict[str, str] = {}
         self._armed: dict[str, datetime] = {}
@@ -169,6 +170,23 @@ class Supervisor:
         await self._rest(actor, wait_ms)
         return Answer(actor=actor, decision=receipt.decision, replayed=receipt.replayed)
 
+    async def started(self, namespace: str, key: str, fingerprint: str, wait_ms: int) -> Answer | None:
+        """The answer of a `start` that is recorded already; None where the key is new, or its first commit is under way.
+
+        Raises IdempotencyConflict. A repeat needs nothing but the record: neither the agent nor its files.
+        """
+        actor = self.actors.get(self.run_id_of(namespace, key))
+        if actor is None:
+            return None
+        if actor.failed is not None:
+            raise actor.failed
+        if actor.state is None:
+            return None
+        known = actor.state.requests[key]
+        check_fingerprint(known.method, known.fingerprint, "start", fingerprint)
+        await self._rest(actor, wait_ms)
+        return Answer(actor=actor, decision=known.decision, replayed=True)
+
     async def submit(self, run_id: str, ask: Ask, wait_ms: int) -> Answer:
         """Durable on return. Raises RpcAgentError where the request is refused."""
         actor = self.find(run_id)
@@ -178,7 +196,7 @@ class Supervisor:
             return Answer(actor=actor, decision=receipt.decision, replayed=receipt.replayed)
         decision: dict[str, Any] | None = None
         with anyio.move_on_after(wait_ms / 1000):
-            while (decision := _decision(actor, ask.key)) is None and actor.failed is None:
+            while (decision := _decision(actor, ask.key)) is None and actor.failed is None and not self.hurried:
                 await actor.changed()
         if decision is None and actor.failed is not None:
             raise actor.failed
@@ -189,7 +207,7 @@ class Supervisor:
         if wait_ms <= 0:
             return
         with anyio.move_on_after(wait_ms / 1000):
-            while actor.failed is None and self.status_of(actor) == "running":
+            while actor.failed is None and not self.hurried and self.status_of(actor) == "running":
                 await actor.changed()
 
     def status_of(self, actor: Actor) -> str:
@@ -200,6 +218,12 @@ class Supervisor:
     def runs(self) -> Iterator[Actor]:
         """Every run that is shown, oldest first."""
         return (a for a in self.actors.values() if a.state is not None or a.failed is not None)
+
+    def hurry(self) -> None:
+        """The caller has gone or is about to: every wait ends now, with the present state for an answer."""
+        self.hurried = True
+        for actor in self.actors.values():
+            actor.nudge()
 
     async def drain(self, grace_ms: int) -> None:
         """Begins nothing new, and lets what is being performed be recorded for at most `grace_ms`; the rest stays in doubt

@@ -1,0 +1,375 @@
+"""The composition root and the life of the process: lock, replay, open pass, serve, drain.
+
+The only file that knows all parts. It owns the clock, the task group and the exit code; rules live elsewhere.
+
+kill -9 is the normal case: nothing that is right depends on what happens here at the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from rpcagent import __version__, errors
+from rpcagent.journal.commit import GroupCommit
+from rpcagent.journal.disk import RealDisk, StoreLock, make_store_folder
+from rpcagent.journal.wal import Wal
+from rpcagent.log import Log
+from rpcagent.models.catalog import Catalog
+from rpcagent.rpc import wire
+from rpcagent.rpc.dispatch import Dispatcher, Method, Session
+from rpcagent.rpc.methods import METHODS, Context
+from rpcagent.rpc.notify import Notifier
+from rpcagent.runs.decide import Rules
+from rpcagent.runs.definition import Budget, Definition, ModelSettings
+from rpcagent.runs.supervisor import Subscriber, Supervisor
+from rpcagent.tools.registry import Registry
+from rpcagent.transport.framing import FRAME_BYTES_MAX, Framer
+from rpcagent.transport.stdio import Claimed, Wire
+
+EXIT_OK = 0
+EXIT_NO_STORE = 1
+EXIT_POISONED = 70
+
+GRACE_MS = 5_000
+LOCK_RETRY_S = 1.0
+MAX_IN_FLIGHT = 1_024
+MAX_BATCH = 100
+BUILT_IN_AGENT = "default"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the store is, what the default workspace is, and how long `serve` waits for the lock, in seconds."""
+
+    store: Path
+    workspace: Path
+    lock_wait_s: float = 6.0
+
+
+class SystemClock:
+    """Wall time at the start of the process, or the last instant the log knows where that is later, and from there on by
+    a clock that no one can set and that goes on while the machine sleeps."""
+
+    def __init__(self) -> None:
+        self._base = datetime.now(UTC)
+        self._began = _elapsed()
+
+    def now(self) -> datetime:
+        return self._base + timedelta(seconds=_elapsed() - self._began)
+
+    def not_before(self, instant: datetime) -> None:
+        ahead = instant - self.now()
+        if ahead > timedelta(0):
+            self._base += ahead
+
+
+def _elapsed() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def default_store(workspace: Path) -> Path:
+    """The user's state directory, by the hash of the real path of the workspace. Never inside the workspace."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    name = hashlib.sha256(os.fsencode(workspace.resolve())).hexdigest()[:16]
+    return Path(state) / "rpcagent" / name
+
+
+class Daemon:
+    """One process on one store, serving one connection."""
+
+    def __init__(self, config: Config, claimed: Claimed) -> None:
+        self._config = config
+        self._log = Log()
+        self._claimed = claimed
+        self._began = time.monotonic()
+        self._grace_ms = GRACE_MS
+        self._exit = EXIT_OK
+        self._opened = anyio.Event()
+        self._stopping = anyio.Event()
+        self._session: Session | None = None
+        self._store_error: errors.RpcAgentError | None = None
+        self._supervisor: Supervisor | None = None
+        self._journal: GroupCommit | None = None
+        self._registry: Registry | None = None
+        self._lock: StoreLock | None = None
+        self._dropped_tail_bytes = 0
+        self._catalog = Catalog(on_fault=self._fault)
+
+    async def serve(self) -> int:
+        """Serves until the end of input, `shutdown`, or a signal. The exit code: 0; 1 where the store could not be opened;
+        70 where what was written may not last."""
+        self._wire = Wire(self._claimed, Framer())
+        async with anyio.create_task_group() as group:
+            self._group = group
+            self._notifier = Notifier(self._wire.send, lambda: self._wire.out_bytes)
+            group.start_soon(self._signals)
+            group.start_soon(self._open)
+            group.start_soon(self._read)
+            await self._stopping.wait()
+            await self._end()
+            group.cancel_scope.cancel()
+        self._wire.close()
+        if self._lock is not None:
+            self._lock.close()
+        return self._exit
+
+    # Opening
+
+    async def _open(self) -> None:
+        """Takes the lock, replays, makes the open pass durable, and only then lets a request in."""
+        while (trouble := self._take_lock()) is not None:
+            self._store_error = trouble
+            if not isinstance(trouble, errors.StoreLocked):
+                self._exit = EXIT_NO_STORE
+                self._opened.set()  # waiting would not help; tried again all the same
+            await anyio.sleep(LOCK_RETRY_S)
+        self._store_error, self._exit = None, EXIT_OK
+        try:
+            await self._open_store()
+        except errors.RpcAgentError as error:
+            self._log.error("the store cannot be opened", **error.data, reason=error.message)
+            self._store_error = error
+            self._exit = EXIT_POISONED if isinstance(error, errors.StoragePoisoned) else EXIT_NO_STORE
+        self._opened.set()
+
+    def _take_lock(self) -> errors.RpcAgentError | None:
+        """None: this process owns the store."""
+        try:
+            make_store_folder(self._config.store)
+            self._lock = StoreLock.take(self._config.store, since=datetime.now(UTC).isoformat())
+        except errors.RpcAgentError as error:
+            return error
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            name = errno.errorcode.get(error.errno or 0, "EIO")
+            return errors.StorageError(f"the store {self._config.store} cannot be used: {why}", errno=name)
+        return None
+
+    async def _open_store(self) -> None:
+        clock = SystemClock()
+        wal = Wal.open(
+            RealDisk(self._config.store),
+            draw_store_id=lambda: "sto_" + secrets.token_hex(12),
+            app=__version__,
+            at=clock.now().isoformat(),
+            lock=self._lock,
+        )
+        self._dropped_tail_bytes = wal.dropped_tail_bytes
+        entries = [(entry.run, bytes(entry.body)) for entry in wal.entries()]
+        journal = self._journal = GroupCommit(wal)
+        registry = self._registry = Registry(store=str(self._config.store), on_fault=self._fault)
+        supervisor = self._supervisor = Supervisor(
+            journal=journal,
+            clock=clock,
+            model=self._catalog,
+            tools=registry,
+            rules=Rules(epoch=journal.epoch),
+            spawn=self._group.start_soon,
+            incident=self._log.incident,
+            fatal=self._fatal,
+            grace_ms=GRACE_MS,
+        )
+        for run_id, body in entries:
+            supervisor.load(run_id, body)
+        last_at = supervisor.last_at()
+        if last_at is not None:
+            clock.not_before(last_at)
+        supervisor.subscriber = Subscriber(committed=self._notifier.committed, delta=self._notifier.delta)
+        await supervisor.open()
+        self._session = self._serve_runs(supervisor)
+        supervisor.begin()
+        self._group.start_soon(supervisor.keep_time)
+        self._group.start_soon(self._tell_lag)
+
+    def _serve_runs(self, supervisor: Supervisor) -> Session:
+        context = Context(
+            supervisor=supervisor,
+            notifier=self._notifier,
+            define=self._define,
+            workspace=self._workspace,
+            health=self._health,
+            shutdown=self._shutdown,
+            limits={
+                "maxFrameBytes": FRAME_BYTES_MAX,
+                "maxInFlight": MAX_IN_FLIGHT,
+                "maxBatch": MAX_BATCH,
+                "maxWaitMs": wire.MOST_WAIT_MS,
+                "graceMs": GRACE_MS,
+            },
+            recovery={
+                "interruptedRuns": supervisor.recovered,
+                "damagedRuns": [a.run_id for a in supervisor.runs() if a.damaged is not None],
+                "droppedTailBytes": self._dropped_tail_bytes,
+            },
+        )
+        dispatcher = Dispatcher(METHODS, on_incident=self._log.incident, max_batch=MAX_BATCH)
+        return Session(dispatcher, context, self._wire.send, self._spawn, max_in_flight=MAX_IN_FLIGHT)
+
+    def _without_store(self) -> Session:
+        """Answers every call with what is wrong with the store; the peer may go on asking."""
+
+        def refusing(method: Method) -> Method:
+            async def refuse(_context: Any, _params: Any) -> Any:
+                raise self._store_error or errors.InternalError("the store is not open")
+
+            return Method(method.params, refuse, mutating=False, inline=True)
+
+        methods = {name: refusing(method) for name, method in METHODS.items()}
+        methods["shutdown"] = Method(wire.ShutdownParams, self._shut_down_without_store, mutating=False, inline=True)
+        dispatcher = Dispatcher(methods, on_incident=self._log.incident, max_batch=MAX_BATCH)
+        return Session(dispatcher, None, self._wire.send, self._spawn, max_in_flight=MAX_IN_FLIGHT)
+
+    async def _shut_down_without_store(self, _context: Any, params: wire.ShutdownParams) -> dict[str, Any]:
+        self._shutdown(params.grace_ms)
+        return {}
+
+    # Serving
+
+    async def _read(self) -> None:
+        """Frames in arrival order. Until the store is open, or was waited for long enough, requests wait here."""
+        waited = False
+        without: Session | None = None
+        while frames := await self._wire.recv():
+            if not waited:
+                with anyio.move_on_after(self._config.lock_wait_s):
+                    await self._opened.wait()
+                waited = True
+            session = self._session
+            if session is None:
+                session = without = without or self._without_store()
+            await session.feed(frames)
+        if not waited:
+            with anyio.move_on_after(self._config.lock_wait_s):
+                await self._opened.wait()
+        self._stopping.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._group.start_soon(_run, work)
+
+    async def _tell_lag(self) -> None:
+        while True:
+            await anyio.sleep(0.25)
+            if self._notifier.lagging:
+                await self._wire.drained()
+                self._notifier.catch_up()
+
+    def _define(self, params: wire.StartParams) -> Definition:
+        """The agent as the run pins it: names resolved, files read. Raises InvalidParams with the member's path."""
+        agent = params.agent
+        if isinstance(agent, str):
+            if agent != BUILT_IN_AGENT:
+                raise errors.InvalidParams(
+                    f"there is no agent named {agent!r}; name {BUILT_IN_AGENT!r}, or send the agent as an object",
+                    path="$.agent",
+                )
+            agent = wire.AgentParams(name=BUILT_IN_AGENT)
+        if self._registry is None:
+            raise errors.InternalError("the store is not open")
+        return Definition(
+            agent=agent.name,
+            instructions=agent.instructions,
+            model=self._model(agent.model),
+            tools=self._registry.resolve(list(agent.tools)),
+            rules=wire.rules_of(agent.policy, "$.agent.policy"),
+            budget=params.budget or Budget(),
+        )
+
+    def _model(self, params: wire.ModelParams) -> ModelSettings:
+        script = params.script
+        if params.script_file is not None:
+            if script:
+                raise errors.InvalidParams("give `script` or `scriptFile`, not both", path="$.agent.model.scriptFile")
+            from rpcagent.models.scripted import load_script
+
+            script = load_script(Path(params.script_file))
+        settings = ModelSettings(
+            provider=params.provider,
+            name=params.model,
+            script=script,
+            max_output_tokens=params.max_output_tokens,
+            timeout_ms=int(params.timeout_s * 1000),
+        )
+        self._catalog.check(settings, "$.agent.model")
+        return settings
+
+    def _workspace(self, named: str | None) -> str:
+        """The real path, so that a link put in its place later changes nothing. Raises InvalidParams."""
+        if named is None:
+            return str(self._config.workspace)
+        path = Path(named)
+        if "\0" in named or not path.is_absolute() or not path.is_dir():
+            raise errors.InvalidParams("an absolute path of a directory that exists", path="$.workspace")
+        return str(path.resolve())
+
+    def _health(self) -> dict[str, Any]:
+        journal = self._journal.health() if self._journal is not None else {}
+        return {
+            "status": "ok" if journal.get("state") == "ok" else journal.get("state", "closed"),
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptimeS": round(time.monotonic() - self._began, 3),
+            "store": str(self._config.store),
+            "journal": journal,
+            "droppedLogLines": self._log.dropped,
+        }
+
+    # Ending
+
+    async def _signals(self) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+            async for number in received:
+                if self._stopping.is_set():
+                    os._exit(128 + number)
+                self._log.info("stopping", signal=signal.Signals(number).name)
+                self._stopping.set()
+
+    def _shutdown(self, grace_ms: int | None) -> None:
+        self._grace_ms = GRACE_MS if grace_ms is None else grace_ms
+        self._stopping.set()
+
+    def _fatal(self, error: errors.StoragePoisoned) -> None:
+        self._log.error(
+            "the log is poisoned; the process ends, and the next one decides by what it finds", **error.data
+        )
+        self._exit = EXIT_POISONED
+        self._grace_ms = 0
+        self._stopping.set()
+
+    def _fault(self, error: BaseException, what: object) -> None:
+        self._log.incident(error, f"adapter: {type(what).__name__}")
+
+    async def _end(self) -> None:
+        """What was read is answered, what is in flight may be recorded; the rest stays in doubt by design."""
+        if self._supervisor is not None and self._session is not None:
+            self._supervisor.hurry()
+            with anyio.move_on_after(max(self._grace_ms, 1_000) / 1000):
+                await self._session.settled()
+            await self._supervisor.drain(self._grace_ms)
+        with anyio.move_on_after(1.0):
+            await self._wire.drained()
+        if self._registry is not None:
+            with anyio.move_on_after(1.0):
+                await self._registry.aclose()
+        if self._journal is not None and self._exit != EXIT_POISONED:
+            await self._journal.close()
+
+
+async def _run(work: Awaitable[None]) -> None:
+    await work
+
+
+def run(config: Config, claimed: Claimed) -> int:
+    """Serves in an event loop of its own. Returns the exit code."""
+    serve: Callable[[], Awaitable[int]] = Daemon(config, claimed).serve
+    return anyio.run(serve)

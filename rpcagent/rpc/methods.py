@@ -1,0 +1,270 @@
+"""The methods: params in, one call of the supervisor, result out. No state and no rule lives here."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Literal
+
+import msgspec
+
+from rpcagent import __version__, errors
+from rpcagent.rpc import wire
+from rpcagent.rpc.dispatch import Method
+from rpcagent.rpc.notify import Notifier, elements
+from rpcagent.runs import events as ev
+from rpcagent.runs.definition import Definition
+from rpcagent.runs.engine import Actor
+from rpcagent.runs.requests import ApproveCommand, Ask, CancelCommand, Command, ResumeCommand, StepCommand
+from rpcagent.runs.supervisor import Answer, Supervisor
+from rpcagent.runs.view import approval_view, request_view, run_view, status_view, step_view
+
+MOST_ATTENTION = 100
+
+
+class Context(msgspec.Struct, kw_only=True):
+    """What the handlers of one connection stand on. `define` makes the pinned definition from the params of `start`,
+    `workspace` the real path of the directory that it names;
+    `health` tells of store and process; `shutdown` begins the end, with a grace time in milliseconds or None."""
+
+    supervisor: Supervisor
+    notifier: Notifier
+    define: Callable[[wire.StartParams], Definition]
+    workspace: Callable[[str | None], str]
+    health: Callable[[], dict[str, Any]]
+    shutdown: Callable[[int | None], None]
+    limits: dict[str, int]
+    recovery: dict[str, Any]
+
+
+async def initialize(ctx: Context, params: wire.InitializeParams) -> dict[str, Any]:
+    if params.protocol_version < 1:
+        raise errors.UnsupportedVersion("protocol versions begin at 1", supported=[wire.PROTOCOL_VERSION])
+    journal = ctx.supervisor.journal
+    expect = params.expect
+    if expect.store_id not in {None, journal.store_id} or expect.min_epoch > journal.epoch:
+        raise errors.InvalidState(
+            "this is not the store that the caller expects, or an older copy of it",
+            storeId=journal.store_id,
+            epoch=journal.epoch,
+        )
+    ctx.notifier.subscribe(params.capabilities)
+    return {
+        "protocolVersion": wire.PROTOCOL_VERSION,
+        "serverInfo": {"name": "rpcagent", "version": __version__},
+        "storeId": journal.store_id,
+        "epoch": journal.epoch,
+        "capabilities": {"events": params.capabilities.events, "deltas": params.capabilities.deltas},
+        "limits": ctx.limits,
+        "recovery": ctx.recovery,
+    }
+
+
+async def start(ctx: Context, params: wire.StartParams) -> dict[str, Any]:
+    wire.check_keyed(params)
+    if params.from_ is not None:
+        raise errors.InvalidParams("forks are not available in this version", path="$.from")
+    if params.durability != "sync":
+        raise errors.InvalidParams("only `sync` is available; the other names are reserved", path="$.durability")
+    print_of_it = wire.fingerprint("start", params)
+    supervisor = ctx.supervisor
+    ctx.notifier.names(supervisor.run_id_of(params.namespace, params.client_request_id))
+    known = await supervisor.started(params.namespace, params.client_request_id, print_of_it, params.wait_ms)
+    if known is not None:
+        return _answer(ctx, known)
+    event = ev.RunStarted(
+        client_request_id=params.client_request_id,
+        namespace=params.namespace,
+        fingerprint=print_of_it,
+        definition=ctx.define(params),
+        input=params.input,
+        epoch=supervisor.rules.epoch,
+        drive=params.drive,
+        recovery=params.recovery,
+        workspace=ctx.workspace(params.workspace),
+        labels=params.labels,
+    )
+    return _answer(ctx, await supervisor.start(event, params.wait_ms))
+
+
+async def step(ctx: Context, params: wire.StepParams) -> dict[str, Any]:
+    return await _submit(ctx, "step", params, StepCommand(), params.wait_ms)
+
+
+async def resume(ctx: Context, params: wire.ResumeParams) -> dict[str, Any]:
+    return await _submit(ctx, "resume", params, ResumeCommand(plan_digest=params.plan_digest), params.wait_ms)
+
+
+async def approve(ctx: Context, params: wire.ApproveParams) -> dict[str, Any]:
+    if params.arguments is not None:
+        raise errors.InvalidParams("edited arguments are not available in this version", path="$.arguments")
+    if params.scope != "call":
+        raise errors.InvalidParams("only the scope `call` is available in this version", path="$.scope")
+    result = params.result
+    if isinstance(result, str):
+        result = {"content": [{"type": "text", "text": result}]}
+    command = ApproveCommand(
+        approval_id=params.approval_id,
+        digest=params.digest,
+        decision=params.decision,
+        result=result,
+        extend=params.extend.amounts() if params.extend is not None else {},
+        comment=params.comment,
+        decided_by=params.decided_by,
+    )
+    return await _submit(ctx, "approve", params, command, 0)
+
+
+async def cancel(ctx: Context, params: wire.CancelParams) -> dict[str, Any]:
+    if params.compensate:
+        raise errors.InvalidParams("compensation is not available in this version", path="$.compensate")
+    return await _submit(ctx, "cancel", params, CancelCommand(reason=params.reason), 0)
+
+
+async def status(ctx: Context, params: wire.StatusParams) -> dict[str, Any]:
+    supervisor = ctx.supervisor
+    if params.run_id is None and params.client_request_id is None:
+        return _health(ctx)
+    wire.check_namespace(params.namespace)
+    if params.run_id is not None:
+        wire.check_run_id(params.run_id)
+        run_id = params.run_id
+    else:
+        run_id = supervisor.run_id_of(params.namespace, params.client_request_id or "")
+    actor = supervisor.find(run_id)
+    ctx.notifier.names(run_id)
+    if actor.state is None:
+        return {"run": _run(ctx, actor)}
+    shown = status_view(actor.state, supervisor.rules.epoch, busy=actor.busy) | {"run": _run(ctx, actor)}
+    if params.client_request_id is not None:
+        shown["request"] = request_view(actor.state.requests.get(params.client_request_id))
+    return shown
+
+
+async def list_runs(ctx: Context, params: wire.ListParams) -> dict[str, Any]:
+    """Oldest first. The cursor is the place after the last one given; runs never change their place."""
+    supervisor = ctx.supervisor
+    place = _place(params.cursor, supervisor.journal.store_id)
+    runs: list[dict[str, Any]] = []
+    approvals: list[dict[str, Any]] = []
+    more = False
+    for actor in islice(supervisor.runs(), place, None):
+        if len(runs) >= params.limit:
+            more = True
+            break
+        place += 1
+        if not _listed(supervisor, actor, params):
+            continue
+        runs.append(_run(ctx, actor))
+        if params.open_approvals and actor.state is not None:
+            approvals += [approval_view(actor.run_id, a) for a in actor.state.open_approvals()]
+    page: dict[str, Any] = {"runs": runs}
+    if params.open_approvals:
+        page["approvals"] = approvals
+    if more:
+        page["nextCursor"] = f"{supervisor.journal.store_id}.{place}"
+    return page
+
+
+async def events(ctx: Context, params: wire.EventsParams) -> dict[str, Any]:
+    wire.check_run_id(params.run_id)
+    actor = ctx.supervisor.find(params.run_id)
+    ctx.notifier.names(params.run_id)
+    last = actor.state.last_seq if actor.state is not None else 0
+    if params.after_seq > last:
+        raise errors.CursorInvalid(f"the run's last event is {last}", lastSeq=last)
+    commits = actor.commits
+    first = max(bisect.bisect_right(commits, params.after_seq + 1, key=lambda c: c.seq) - 1, 0)
+    found: list[dict[str, Any]] = []
+    for commit in islice(commits, first, None):
+        found += [e for e in elements(actor.run_id, commit) if e["seq"] > params.after_seq]
+        if len(found) >= params.limit:
+            break
+    return {"events": found[: params.limit], "lastSeq": last}
+
+
+async def shutdown(ctx: Context, params: wire.ShutdownParams) -> dict[str, Any]:
+    ctx.shutdown(params.grace_ms)
+    return {}
+
+
+METHODS: dict[str, Method] = {
+    "initialize": Method(wire.InitializeParams, initialize, mutating=False, inline=True),
+    "start": Method(wire.StartParams, start, mutating=True, inline=False),
+    "step": Method(wire.StepParams, step, mutating=True, inline=False),
+    "resume": Method(wire.ResumeParams, resume, mutating=True, inline=False),
+    "approve": Method(wire.ApproveParams, approve, mutating=True, inline=False),
+    "status": Method(wire.StatusParams, status, mutating=False, inline=True),
+    "list": Method(wire.ListParams, list_runs, mutating=False, inline=True),
+    "events": Method(wire.EventsParams, events, mutating=False, inline=True),
+    "cancel": Method(wire.CancelParams, cancel, mutating=True, inline=False),
+    "shutdown": Method(wire.ShutdownParams, shutdown, mutating=False, inline=True),
+}
+
+
+async def _submit(
+    ctx: Context,
+    method: Literal["step", "resume", "approve", "cancel"],
+    params: wire.StepParams | wire.ResumeParams | wire.ApproveParams | wire.CancelParams,
+    command: Command,
+    wait_ms: int,
+) -> dict[str, Any]:
+    wire.check_keyed(params)
+    ctx.notifier.names(params.run_id)
+    ask = Ask(
+        key=params.client_request_id, method=method, fingerprint=wire.fingerprint(method, params), command=command
+    )
+    return _answer(ctx, await ctx.supervisor.submit(params.run_id, ask, wait_ms))
+
+
+def _answer(ctx: Context, answer: Answer) -> dict[str, Any]:
+    """The recorded decision, and a live view of the run. Not settled yet: the step as it stands, and the key joins it."""
+    run = _run(ctx, answer.actor)
+    if answer.decision is not None:
+        return {**answer.decision, "run": run, "replayed": answer.replayed}
+    state = answer.actor.state
+    moving = state.step(state.step_request_step) if state is not None and state.step_request_step else None
+    shown = step_view(moving) if moving is not None else None
+    return {"step": shown, "run": run, "replayed": False, "request": {"method": "step", "state": "in_progress"}}
+
+
+def _run(ctx: Context, actor: Actor) -> dict[str, Any]:
+    if actor.state is None:
+        return {"runId": actor.run_id, "status": "damaged", "damaged": actor.damaged}
+    view = run_view(actor.state, ctx.supervisor.rules.epoch, busy=actor.busy)
+    if actor.damaged is not None:
+        view["damaged"] = actor.damaged
+    return view
+
+
+def _health(ctx: Context) -> dict[str, Any]:
+    supervisor = ctx.supervisor
+    lines = [line for found in islice(supervisor.attention.values(), MOST_ATTENTION) for line in found]
+    return {
+        **ctx.health(),
+        "storeId": supervisor.journal.store_id,
+        "epoch": supervisor.journal.epoch,
+        "counts": {status: count for status, count in supervisor.counts.items() if count},
+        "needsAttention": lines[:MOST_ATTENTION],
+    }
+
+
+def _listed(supervisor: Supervisor, actor: Actor, params: wire.ListParams) -> bool:
+    state = actor.state
+    if params.status and supervisor.status_of(actor) not in params.status:
+        return False
+    if state is None:
+        return params.namespace is None and params.agent is None and not params.open_approvals
+    if params.open_approvals and not state.open_approvals():
+        return False
+    return params.namespace in {None, state.namespace} and params.agent in {None, state.definition.agent}
+
+
+def _place(cursor: str | None, store_id: str) -> int:
+    if cursor is None:
+        return 0
+    store, _, place = cursor.rpartition(".")
+    if store != store_id or not place.isascii() or not place.isdigit():
+        raise errors.CursorInvalid("the cursor is not one of this store; begin without one")
+    return int(place)

@@ -1,0 +1,258 @@
+"""The params and results of every method, as types. The OpenRPC document is generated from this file.
+
+Unknown members are refused, so that a typing error never passes for a default. Members equal to their default do not
+count in a request's fingerprint, so a retry over an upgrade that adds one is no conflict.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from rpcagent import errors
+from rpcagent.ids import digest_of, is_request_key, is_run_id
+from rpcagent.runs.definition import Budget, Drive, Recovery, Rule, Verdict
+from rpcagent.runs.effects import EffectClass
+
+PROTOCOL_VERSION = 1
+MOST_WAIT_MS = 600_000
+STEP_WAIT_MS = 30_000
+MOST_PAGE = 1_000
+
+WaitMs = Annotated[int, Meta(ge=0, le=MOST_WAIT_MS)]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Limit = Annotated[int, Meta(ge=1, le=MOST_PAGE)]
+
+_DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_APPROVAL = re.compile(r"apr_[a-z2-7]{26}_[1-9][0-9]{0,9}")
+_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{0,64}")
+
+
+class Params(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    """Base of all params."""
+
+
+class Keyed(Params, frozen=True, kw_only=True):
+    """`clientRequestId` is the caller's durable idempotency key: the same key and params get the same decision."""
+
+    client_request_id: str
+
+
+class Client(Params, frozen=True, kw_only=True):
+    """Who calls, for the log."""
+
+    name: Name
+    version: str = ""
+
+
+class Capabilities(Params, frozen=True, kw_only=True):
+    """What is sent without being asked for: events of no run, of runs this connection has named, or of all."""
+
+    events: Literal["none", "own", "all"] = "none"
+    deltas: bool = False
+
+
+class Expect(Params, frozen=True, kw_only=True):
+    """Refuse to go on with another store, or with one that is older than what the caller has seen."""
+
+    store_id: str | None = None
+    min_epoch: int = 0
+
+
+class InitializeParams(Params, frozen=True, kw_only=True):
+    protocol_version: int
+    client_info: Client | None = None
+    process_id: int | None = None
+    capabilities: Capabilities = Capabilities()
+    expect: Expect = Expect()
+
+
+class RuleParams(Params, frozen=True, kw_only=True):
+    """As a rule of the definition; `expires` is a duration such as `90s`, `15m`, `24h`."""
+
+    do: Verdict
+    tool: str | None = None
+    effect: EffectClass | None = None
+    arguments: dict[str, str] = {}
+    paths: tuple[str, ...] = ()
+    expires: str | None = None
+
+
+class PolicyParams(Params, frozen=True, kw_only=True):
+    rules: tuple[RuleParams, ...] = ()
+
+
+class ModelParams(Params, frozen=True, kw_only=True):
+    """Which model answers. For `scripted`: the turns inline, or a file of them whose content the run pins."""
+
+    provider: str = "scripted"
+    model: str = "default"
+    script: tuple[dict[str, Any], ...] = ()
+    script_file: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=0)] = 0
+    timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
+
+
+class AgentParams(Params, frozen=True, kw_only=True):
+    """An agent, inline. A tool is the name of a built-in server (`files`) or tool (`files.read`), or a tool of your own."""
+
+    name: Name = "inline"
+    instructions: str = ""
+    model: ModelParams = ModelParams()
+    tools: tuple[str | dict[str, Any], ...] = ("files",)
+    policy: PolicyParams = PolicyParams()
+
+
+class StartParams(Keyed, frozen=True, kw_only=True):
+    agent: str | AgentParams
+    input: str | tuple[dict[str, Any], ...]
+    namespace: str = ""
+    from_: dict[str, Any] | None = field(default=None, name="from")
+    drive: Drive = "auto"
+    recovery: Recovery = "auto"
+    durability: Literal["sync", "async", "exit"] = "sync"
+    budget: Budget | None = None
+    workspace: str | None = None
+    labels: dict[str, str] = {}
+    wait_ms: WaitMs = 0
+
+
+class StepParams(Keyed, frozen=True, kw_only=True):
+    run_id: str
+    wait_ms: WaitMs = STEP_WAIT_MS
+
+
+class ResumeParams(Keyed, frozen=True, kw_only=True):
+    run_id: str
+    plan_digest: str | None = None
+    wait_ms: WaitMs = 0
+
+
+class Extend(Params, frozen=True, kw_only=True):
+    """What is added to the budget."""
+
+    steps: Annotated[int, Meta(ge=1)] | None = None
+    attempts: Annotated[int, Meta(ge=1)] | None = None
+    tokens: Annotated[int, Meta(ge=1)] | None = None
+    cost_usd: Annotated[float, Meta(gt=0)] | None = None
+    active_s: Annotated[float, Meta(gt=0)] | None = None
+
+    def amounts(self) -> dict[str, float]:
+        return {name: float(value) for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+
+
+class ApproveParams(Keyed, frozen=True, kw_only=True):
+    run_id: str
+    approval_id: str
+    digest: str
+    decision: Literal["allow", "deny", "happened", "did_not_happen", "abandon", "extend", "retry", "stop"]
+    result: str | dict[str, Any] | None = None
+    arguments: dict[str, Any] | None = None
+    extend: Extend | None = None
+    scope: Literal["call", "run"] = "call"
+    comment: str = ""
+    decided_by: str = ""
+
+
+class CancelParams(Keyed, frozen=True, kw_only=True):
+    run_id: str
+    reason: str = ""
+    compensate: bool = False
+
+
+class StatusParams(Params, frozen=True, kw_only=True):
+    """Neither id: health, counts, and the runs that need someone. A `start` key alone finds its run again."""
+
+    run_id: str | None = None
+    client_request_id: str | None = None
+    namespace: str = ""
+
+
+class ListParams(Params, frozen=True, kw_only=True):
+    status: tuple[str, ...] = ()
+    namespace: str | None = None
+    agent: str | None = None
+    open_approvals: bool = False
+    cursor: str | None = None
+    limit: Limit = 50
+
+
+class EventsParams(Params, frozen=True, kw_only=True):
+    run_id: str
+    after_seq: Annotated[int, Meta(ge=0)] = 0
+    limit: Limit = 100
+
+
+class ShutdownParams(Params, frozen=True, kw_only=True):
+    grace_ms: Annotated[int, Meta(ge=0, le=MOST_WAIT_MS)] | None = None
+
+
+def fingerprint(method: str, params: Keyed) -> str:
+    """What a key is bound to: the method and the params, without the key itself and how long the caller waits."""
+    members: dict[str, Any] = msgspec.to_builtins(params)
+    members.pop("clientRequestId", None)
+    members.pop("waitMs", None)
+    return digest_of([method, members])
+
+
+def check_keyed(params: Keyed) -> None:
+    """Raises InvalidParams for a key or a run id that is none. Such text never comes near a file name."""
+    if not is_request_key(params.client_request_id):
+        raise errors.InvalidParams("1 to 128 characters of A-Z a-z 0-9 . _ : / -", path="$.clientRequestId")
+    run_id = getattr(params, "run_id", None)
+    if run_id is not None:
+        check_run_id(run_id)
+    approval_id = getattr(params, "approval_id", None)
+    if approval_id is not None and not _APPROVAL.fullmatch(approval_id):
+        raise errors.InvalidParams("not an approval id; take it from `status`", path="$.approvalId")
+    check_namespace(getattr(params, "namespace", ""))
+
+
+def check_run_id(run_id: str) -> None:
+    if not is_run_id(run_id):
+        raise errors.InvalidParams("not a run id; take it from the answer of `start`, or from `list`", path="$.runId")
+
+
+def check_namespace(namespace: str) -> None:
+    if not _NAMESPACE.fullmatch(namespace):
+        raise errors.InvalidParams("at most 64 characters of A-Z a-z 0-9 . _ -", path="$.namespace")
+
+
+def duration_ms(text: str, path: str) -> int:
+    """`90s`, `15m`, `24h`, `7d`, `250ms` in milliseconds. Raises InvalidParams."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise errors.InvalidParams("a duration is a whole number and ms, s, m, h or d, such as `24h`", path=path)
+    return int(found[1]) * _UNIT_MS[found[2]]
+
+
+def rules_of(policy: PolicyParams, path: str) -> tuple[Rule, ...]:
+    """The rules as a run pins them. Raises InvalidParams with the path of the one at fault."""
+    return tuple(
+        Rule(
+            do=rule.do,
+            tool=rule.tool,
+            effect=rule.effect,
+            arguments=rule.arguments,
+            paths=rule.paths,
+            expires_ms=None if rule.expires is None else duration_ms(rule.expires, f"{path}.rules[{i}].expires"),
+        )
+        for i, rule in enumerate(policy.rules)
+    )
+
+
+class StepShown(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A step as an answer shows it. `kind` gate: the run reached a question instead of an action."""
+
+    step_id: str | None
+    kind: Literal["model_call", "tool_call", "gate"]
+    name: str
+    status: str
+    attempt: int
+    approval_id: str | None = None
+    result: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
