@@ -58,9 +58,7 @@ class GroupCommit:
         self._refuse_if_over()
         if epoch != self.epoch:
             return "fenced"
-        loop = self._loop
-        if loop is None:
-            loop = self._loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Outcome] = loop.create_future()
         self._batch.append((item, future))
         self._waiting += 1
@@ -76,7 +74,7 @@ class GroupCommit:
     async def close(self) -> None:
         """Writes what is waiting, makes the watermark durable, ends the thread. Calls after it get StoragePoisoned."""
         if self._closed is None:
-            loop = self._loop = self._loop or asyncio.get_running_loop()
+            loop = self._loop = asyncio.get_running_loop()
             self._closed = loop.create_future()
             self._flush()
             self._queue.put(None)
