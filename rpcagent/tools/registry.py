@@ -1,0 +1,137 @@
+"""All tools behind one port: who performs a call, for how long, and what leaves it.
+
+Knows: which adapter a spec belongs to, the time limit of a call, and that whatever goes wrong in an adapter is an outcome
+of the call, never an exception. Does not know: what any adapter does, and nothing of runs or policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import anyio
+
+from rpcagent.errors import InvalidParams
+from rpcagent.runs.effects import ToolSpec
+from rpcagent.runs.events import Interruption, Trouble
+from rpcagent.runs.outcomes import Failed, LookUp, Lost, NotDone, ToolReply
+from rpcagent.runs.ports import ToolRequest
+from rpcagent.tools.builtin import BUILTIN
+from rpcagent.tools.files import Files
+from rpcagent.tools.http import Http
+from rpcagent.tools.inline import inline_tool
+from rpcagent.tools.reconcile import LookUpCall, judge
+from rpcagent.tools.results import NotPlain, normalised
+
+
+class Adapter(Protocol):
+    """What performs the tools of one server. It may raise; the registry makes an outcome of it."""
+
+    async def call(self, request: ToolRequest) -> ToolReply | Failed | NotDone | Lost: ...
+
+
+class Registry:
+    """The `Tools` port over the built-in servers, inline HTTP tools, and the `servers` that the caller adds by name.
+
+    `store` is the daemon's own directory, which no tool may touch. `on_fault` gets every exception that an adapter raised,
+    with the request; the run is told the exception's class name only.
+    """
+
+    def __init__(
+        self,
+        store: str | None = None,
+        on_fault: Callable[[Exception, ToolRequest], None] | None = None,
+        servers: Mapping[str, Adapter] | None = None,
+        http: Http | None = None,
+    ) -> None:
+        self._servers: dict[str, Adapter] = {"files": Files(store), **(servers or {})}
+        self._http = http or Http()
+        self._on_fault = on_fault
+
+    def resolve(self, tools: Sequence[str | dict[str, Any]], path: str = "$.agent.tools") -> tuple[ToolSpec, ...]:
+        """The specs that a run pins. A text names a built-in server (`files`) or tool (`files.read`), an object is an
+        inline HTTP tool. Raises InvalidParams naming the member at fault: `$.agent.tools[1].lookup.found`."""
+        specs: dict[str, ToolSpec] = {}
+        for place, tool in enumerate(tools):
+            where = f"{path}[{place}]"
+            for spec in self._named(tool, where) if isinstance(tool, str) else [self._inline(tool, where)]:
+                if spec.name in specs:
+                    raise InvalidParams(f"the tool {spec.name!r} is there twice", path=where)
+                specs[spec.name] = spec
+        return tuple(specs.values())
+
+    async def call(self, request: ToolRequest) -> ToolReply | Failed | NotDone | Lost:
+        """Performs once, for at most `timeout_ms`. Results are plain JSON of a bounded size."""
+        adapter = self._adapter(request.spec)
+        if adapter is None:
+            message = f"This daemon cannot reach {request.spec.name} any more."
+            return Failed(error=Trouble(kind="incompatible", message=message))
+        outcome: ToolReply | Failed | NotDone | Lost | None = None
+        try:
+            with anyio.move_on_after(request.spec.timeout_ms / 1_000):
+                outcome = await adapter.call(request)
+            if outcome is None:
+                return _gone(request, "timeout", f"No answer within {request.spec.timeout_ms} ms.")
+            return ToolReply(result=normalised(outcome.result)) if isinstance(outcome, ToolReply) else outcome
+        except NotPlain as error:
+            self._fault(error, request)
+            return _gone(request, "crashed", f"The tool's result cannot be recorded: {error}.")
+        except Exception as error:  # noqa: BLE001  (no foreign exception crosses a port)
+            self._fault(error, request)
+            return _gone(request, "crashed", f"The tool raised {type(error).__name__}.")
+
+    async def look_up(self, request: ToolRequest) -> LookUp:
+        """What the tool's look-up says about an earlier attempt; `unsure` where it has none, failed or took too long."""
+        binding = request.spec.binding
+        if "http" not in binding or "lookup" not in binding:
+            return LookUp(answer="unsure")
+        return await self._bounded(request, lambda: self._look_up(request))
+
+    async def aclose(self) -> None:
+        """Closes what the adapters hold open."""
+        await self._http.aclose()
+
+    async def _look_up(self, request: ToolRequest) -> LookUp:
+        import msgspec
+
+        call = msgspec.convert(request.spec.binding["lookup"], LookUpCall)
+        said = judge(call, await self._http.ask(request))
+        return said if said.result is None else LookUp(answer=said.answer, result=normalised(said.result))
+
+    async def _bounded(self, request: ToolRequest, ask: Callable[[], Awaitable[LookUp]]) -> LookUp:
+        try:
+            with anyio.move_on_after(request.spec.timeout_ms / 1_000):
+                return await ask()
+        except Exception as error:  # noqa: BLE001  (no foreign exception crosses a port)
+            self._fault(error, request)
+        return LookUp(answer="unsure")
+
+    def _named(self, name: str, where: str) -> list[ToolSpec]:
+        found = [spec for spec in BUILTIN if name in {spec.name, spec.name.partition(".")[0]}]
+        if not found:
+            known = ", ".join(sorted({spec.name.partition(".")[0] for spec in BUILTIN} | {s.name for s in BUILTIN}))
+            raise InvalidParams(f"there is no built-in tool or server {name!r}; there are: {known}", path=where)
+        return found
+
+    def _inline(self, tool: object, where: str) -> ToolSpec:
+        if not isinstance(tool, dict):
+            raise InvalidParams("a tool is a name or an object", path=where)
+        spec = inline_tool(tool, where)
+        server = spec.name.partition(".")[0]
+        if server in self._servers or server == "shell":
+            raise InvalidParams(f"{server!r} is the name of a built-in server", path=f"{where}.name")
+        return spec
+
+    def _adapter(self, spec: ToolSpec) -> Adapter | None:
+        return self._http if "http" in spec.binding else self._servers.get(spec.name.partition(".")[0])
+
+    def _fault(self, error: Exception, request: ToolRequest) -> None:
+        if self._on_fault is not None:
+            self._on_fault(error, request)
+
+
+def _gone(request: ToolRequest, reason: Interruption, message: str) -> Failed | Lost:
+    """It went wrong where it cannot be told what happened outside; a read has no outside."""
+    if request.spec.effect == "read_only":
+        return Failed(error=Trouble(kind=reason, message=message))
+    return Lost(reason=reason)
