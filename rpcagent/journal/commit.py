@@ -110,11 +110,13 @@ class GroupCommit:
                     break
             if waiters:
                 self._tell(self._resolve, waiters, _record(self._wal, [item for item, _ in waiters]))
-        self._wal.close()
-        self._tell(self._resolve_closed)
+        try:
+            self._wal.close()
+        finally:
+            self._tell(self._resolve_closed)
 
     def _tell(self, callback: Any, *args: Any) -> None:
-        assert self._loop is not None  # noqa: S101 - whoever queued something has set it
+        assert self._loop is not None  # whoever queued something has set it
         with contextlib.suppress(RuntimeError):  # the loop is gone, and with it all who waited
             self._loop.call_soon_threadsafe(callback, *args)
 

@@ -85,6 +85,20 @@ class NoCopy(Wal):
             self._sync(self._segment)
 
 
+class NamesTrustedOnOpen(Wal):
+    """An opening relies on the names it sees, though the process before it may have been killed before they were durable."""
+
+    def _syncdir(self, folder: str) -> None:
+        in_recovery = hasattr(self, "last_seq") and not hasattr(self, "epoch")
+        if not in_recovery:
+            super()._syncdir(folder)
+
+
+class NoFence(Wal):
+    def _check_ownership(self) -> None:
+        pass
+
+
 class PastAFailedSync(Wal):
     """A failed sync is an error like any other: answered, forgotten."""
 
@@ -132,6 +146,7 @@ def full(kind: type[Wal], disk: type[SimDisk]) -> None:
         (Wal, NoDraftSync, crash),
         (NoCopy, SimDisk, crash),
         (NoCopy, SimDisk, failed_sync),
+        (NamesTrustedOnOpen, SimDisk, crash),
         (HeadFirst, SimDisk, crash),
         (Wal, RetriedSync, failed_sync),
         (PastAFailedSync, SimDisk, failed_sync),
@@ -144,6 +159,16 @@ def test_without_this_safeguard_a_record_is_lost_or_a_legal_disk_refused(
 ) -> None:
     with pytest.raises(AssertionError):
         check(kind, disk)
+
+
+def test_without_the_fence_two_owners_ruin_the_log() -> None:
+    disk, witness = SimDisk(), story.Witness()
+    old = story.open_log(disk, NoFence)
+    new = story.open_log(disk)
+    new.append([witness.next(30), witness.next(40)])
+    old.append([story.Witness().next(10)])
+    with pytest.raises(AssertionError):
+        story.must_hold(disk.killed(), witness)
 
 
 def test_without_the_watermark_damage_to_the_last_batch_goes_unseen(monkeypatch: pytest.MonkeyPatch) -> None:

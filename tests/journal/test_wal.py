@@ -6,6 +6,7 @@ import errno
 
 import pytest
 from rpcagent import errors
+from rpcagent.journal import record
 from rpcagent.journal.record import Item
 from rpcagent.journal.wal import Wal
 
@@ -209,6 +210,18 @@ def test_a_lone_append_is_one_write_one_sync_then_the_watermark() -> None:
     wal.append([item(2)])
     assert wal.syncs == syncs + 1
     assert disk.log == [f"write {FIRST}", f"sync {FIRST}", "write HEAD"]
+
+
+def test_the_watermark_names_exactly_what_is_durable_after_each_append() -> None:
+    disk = SimDisk()
+    wal = open_log(disk)
+    for number in range(1, 30):
+        wal.append([item(number, 60), Item("other", number, 1, b"1")])
+        head, _ = record.read_head(disk.read("HEAD"))
+        last = disk.names("wal")[-1]
+        line = disk.read(f"wal/{last}").splitlines(keepends=True)[-1]
+        assert head == record.Head(wal.epoch, wal.last_seq, int(line[6:14], 16))
+        assert wal.last_seq == 2 * number + 1
 
 
 def test_an_empty_batch_writes_nothing() -> None:
