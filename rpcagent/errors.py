@@ -44,7 +44,7 @@ class InvalidRequest(RpcAgentError):
 
 
 class MethodNotFound(RpcAgentError):
-    """details: method, and methods (all that exist)."""
+    """There is no such method. details: method, and methods (all that exist)."""
 
     number, code = -32601, "METHOD_NOT_FOUND"
 
@@ -65,6 +65,8 @@ class InternalError(RpcAgentError):
 
 
 class Cancelled(RpcAgentError):
+    """Reserved: no request is answered with it in this version."""
+
     number, code = -32800, "CANCELLED"
 
 
@@ -75,13 +77,13 @@ class Overloaded(RpcAgentError):
 
 
 class NotFound(RpcAgentError):
-    """details: runId, approvalId or stepId; expired (true when it once existed)."""
+    """This store has no such run or approval. details: runId, approvalId or stepId."""
 
     number, code = -32002, "NOT_FOUND"
 
 
 class UnsupportedVersion(RpcAgentError):
-    """details: supported (list of protocol versions)."""
+    """The protocol version is not one of ours. details: supported (a list)."""
 
     number, code = -32022, "UNSUPPORTED_VERSION"
 
@@ -93,23 +95,25 @@ class IdempotencyConflict(RpcAgentError):
 
 
 class RunBusy(RpcAgentError):
+    """A step of the run is being performed. Wait for it, or send its own key to join."""
+
     number, code, retryable = -32051, "RUN_BUSY", True
 
 
 class ApprovalRequired(RpcAgentError):
-    """details: approvals (the open ones)."""
+    """The run waits for an answer to a question. details: approvals (the open ones)."""
 
     number, code, retryable = -32052, "APPROVAL_REQUIRED", True
 
 
 class UnknownOutcome(RpcAgentError):
-    """details: approvals (the open question about the step)."""
+    """Whether a step happened is not known, and only a person can tell. details: approvals (the open ones)."""
 
     number, code, retryable = -32053, "UNKNOWN_OUTCOME", True
 
 
 class AlreadyDecided(RpcAgentError):
-    """details: decision (the first one), decidedAt."""
+    """The first answer stands. details: decision, decidedAt."""
 
     number, code = -32054, "ALREADY_DECIDED"
 
@@ -121,7 +125,7 @@ class StaleDigest(RpcAgentError):
 
 
 class InvalidState(RpcAgentError):
-    """details: status of the run."""
+    """The run is in a state in which this cannot be done. details: status of the run."""
 
     number, code = -32056, "INVALID_STATE"
 
@@ -145,16 +149,20 @@ class StoragePoisoned(StorageError):
 
 
 class CursorInvalid(RpcAgentError):
-    """details: lastSeq."""
+    """The cursor is beyond the end, or of another store. details: lastSeq, where it is one of a run."""
 
     number, code = -32059, "CURSOR_INVALID"
 
 
 class KeyExpired(RpcAgentError):
+    """The run was deleted: the key must not begin another one. Reserved until runs can be deleted."""
+
     number, code = -32060, "KEY_EXPIRED"
 
 
 class Incompatible(RpcAgentError):
+    """What the run depends on cannot be had, or a later version wrote the store. details: format, supported."""
+
     number, code, retryable = -32061, "INCOMPATIBLE", True
 
 

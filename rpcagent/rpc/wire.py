@@ -243,16 +243,3 @@ def rules_of(policy: PolicyParams, path: str) -> tuple[Rule, ...]:
         )
         for i, rule in enumerate(policy.rules)
     )
-
-
-class StepShown(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A step as an answer shows it. `kind` gate: the run reached a question instead of an action."""
-
-    step_id: str | None
-    kind: Literal["model_call", "tool_call", "gate"]
-    name: str
-    status: str
-    attempt: int
-    approval_id: str | None = None
-    result: dict[str, Any] | None = None
-    error: dict[str, Any] | None = None

@@ -21,8 +21,9 @@ from rpcagent.policy import rules as policy
 from rpcagent.runs import events as ev
 from rpcagent.runs.context import context_after_turn
 from rpcagent.runs.definition import Rule
-from rpcagent.runs.fold import IllegalTransition, fold
+from rpcagent.runs.fold import fold
 from rpcagent.runs.state import Approval, RunState, Step, question_of
+from rpcagent.runs.transitions import IllegalTransition
 
 InFlight = frozenset[tuple[str, int]]
 """(step id, attempt) of everything that this process is performing, look-ups included; empty after a start."""

@@ -20,11 +20,12 @@ import msgspec
 from rpcagent import errors
 from rpcagent.runs import events as ev
 from rpcagent.runs.decide import Action, LookUpAction, ModelAction, Rules, advance
-from rpcagent.runs.fold import IllegalTransition, fold
+from rpcagent.runs.fold import fold
 from rpcagent.runs.outcomes import LookUp, Lost, NotDone, Outcome, Report, events_of
 from rpcagent.runs.ports import Clock, Journal, Model, ModelRequest, ToolRequest, Tools
 from rpcagent.runs.requests import Ask, Receipt, check_fingerprint, receive
 from rpcagent.runs.state import RunState, Step
+from rpcagent.runs.transitions import IllegalTransition
 
 RETRY_WRITE_MS = 1_000
 

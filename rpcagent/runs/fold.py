@@ -1,6 +1,6 @@
 """`fold(state, event) -> state`: what an event does to a run. Pure; replay and live commits go through the same lines.
 
-Knows: which event is legal where (three tables, a missing row is an illegal transition) and what it changes. Does not
+Knows: what each event changes, where the tables of `transitions` allow it. Does not
 know: why anybody chose the event; that is `decide`. An illegal transition is our own fault and never a caller's: live, it
 is found before anything is written; at replay, it stops that run alone.
 """
@@ -24,75 +24,8 @@ from rpcagent.runs.state import (
     RunState,
     Spent,
     Step,
-    StepStatus,
 )
-
-
-class IllegalTransition(Exception):
-    """The event cannot happen to a run in this state. The text names run, event and state; it is for our own log."""
-
-
-# Which events a run may see, by phase. `step` requests may settle after the end, and an unresolved outcome of a cancelled
-# run may still be answered, as evidence.
-_LIVE: Final = frozenset({"active", "cancelling"})
-_ACTIVE: Final = frozenset({"active"})
-_ANY: Final = frozenset({"active", "cancelling", "completed", "failed", "cancelled"})
-RUN_TABLE: Final[dict[type[ev.Event], frozenset[str]]] = {
-    ev.RequestAccepted: _LIVE,
-    ev.RequestSettled: _ANY,
-    ev.ModelCallStarted: _ACTIVE,
-    ev.ModelAnswered: _LIVE,
-    ev.ToolStarted: _ACTIVE,
-    ev.ToolCompleted: _LIVE,
-    ev.StepFailed: _LIVE,
-    ev.AttemptFailed: _LIVE,
-    ev.AttemptInterrupted: _LIVE,
-    ev.LookedUp: _LIVE,
-    ev.StepUnknown: _LIVE,
-    ev.StepDenied: _LIVE,
-    ev.LateOutcome: _ANY,
-    ev.ApprovalRequested: _LIVE,
-    ev.ApprovalDecided: frozenset({"active", "cancelling", "cancelled"}),
-    ev.ApprovalExpired: _LIVE,
-    ev.ApprovalVoided: _LIVE,
-    ev.RunReopened: _LIVE,
-    ev.RunReleased: _LIVE,
-    ev.CancelRequested: _ACTIVE,
-    ev.RunCancelled: frozenset({"cancelling"}),
-    ev.RunCompleted: _ACTIVE,
-    ev.RunFailed: _ACTIVE,
-}
-
-# What becomes of a step's status. An intent on a step that is `started` is a further attempt, legal only after the last
-# one was interrupted.
-STEP_TABLE: Final[dict[tuple[StepStatus, type[ev.Event]], StepStatus]] = {
-    ("not_started", ev.ModelCallStarted): "started",
-    ("not_started", ev.ToolStarted): "started",
-    ("not_started", ev.ApprovalRequested): "waiting_approval",
-    ("not_started", ev.StepDenied): "denied",
-    ("not_started", ev.StepFailed): "failed",
-    ("waiting_approval", ev.ToolStarted): "started",
-    ("waiting_approval", ev.StepDenied): "denied",
-    ("waiting_approval", ev.ApprovalVoided): "not_started",
-    ("started", ev.ModelCallStarted): "started",
-    ("started", ev.ToolStarted): "started",
-    ("started", ev.ModelAnswered): "completed",
-    ("started", ev.ToolCompleted): "completed",
-    ("started", ev.StepFailed): "failed",
-    ("started", ev.AttemptFailed): "not_started",
-    ("started", ev.AttemptInterrupted): "started",
-    ("started", ev.LookedUp): "started",
-    ("started", ev.StepUnknown): "unknown",
-}
-
-# What becomes of an approval's status; a decision's row depends on its kind and is in `_decided`.
-APPROVAL_TABLE: Final[dict[tuple[ApprovalStatus, type[ev.Event]], ApprovalStatus]] = {
-    ("allowed", ev.ToolStarted): "consumed",
-    ("open", ev.ApprovalExpired): "expired",
-    ("allowed", ev.ApprovalExpired): "expired",
-    ("allowed", ev.ApprovalVoided): "voided",
-    ("open", ev.ApprovalVoided): "voided",
-}
+from rpcagent.runs.transitions import APPROVAL_TABLE, RUN_TABLE, STEP_TABLE, IllegalTransition
 
 
 def begin(run_id: str, event: ev.RunStarted, at: datetime) -> RunState:
@@ -477,7 +410,8 @@ def _withdraw(state: RunState, *, keep: str = "unknown_outcome") -> RunState:
 
 def _run_cancelled(state: RunState, event: ev.RunCancelled, at: datetime) -> RunState:
     steps = {
-        i: replace(s, status="withdrawn", ended_at=at) if s.status == "started" else s for i, s in state.steps.items()
+        i: replace(s, status="withdrawn", ended_at=at) if s.status in {"started", "not_started"} else s
+        for i, s in state.steps.items()
     }
     return replace(_withdraw(state), phase="cancelled", steps=steps, unresolved=event.unresolved)
 

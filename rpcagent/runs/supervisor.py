@@ -21,9 +21,10 @@ from rpcagent.ids import run_id as derive_run_id
 from rpcagent.runs import events as ev
 from rpcagent.runs.decide import Rules, open_pass
 from rpcagent.runs.engine import Actor, Start, Wake
-from rpcagent.runs.fold import IllegalTransition, apply
+from rpcagent.runs.fold import apply
 from rpcagent.runs.ports import Clock, Journal, Model, Tools
 from rpcagent.runs.requests import Ask, Receipt, check_fingerprint
+from rpcagent.runs.transitions import IllegalTransition
 from rpcagent.runs.view import needs_attention, run_status
 
 MOST_SLEEP_S = 30.0
