@@ -22,7 +22,7 @@ FORMAT = 0
 SEGMENT, OPEN, COMMIT = "seg", "open", "commit"
 _PREFIX = 16  # of `{"c":"xxxxxxxx",`: what follows is under the checksum
 _LINE = re.compile(
-    rb'\{"c":"([0-9a-f]{8})","q":(\d{1,19}),"b":(\d{1,19}),"p":"([0-9a-f]{8})","k":"(?:'
+    rb'\{"c":"[0-9a-f]{8}","q":(\d{1,19}),"b":(\d{1,19}),"p":"([0-9a-f]{8})","k":"(?:'
     rb'(commit)","r":"([A-Za-z0-9_.-]{1,128})","s":(\d{1,19}),"n":(\d{1,19})|(seg|open)"),"d":'
 )
 _RUN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -128,16 +128,15 @@ def header_line(last: int, previous: int, header: Header) -> bytes:
 
 def decode(data: bytes, start: int, end: int) -> Line | None:
     """The line `data[start:end]`, newline included; None if its checksum or its frame is wrong."""
-    if end - start <= _PREFIX or data[start : start + 6] != b'{"c":"' or data[end - 2 : end] != b"}\n":
+    if data[end - 2 : end] != b"}\n" or data[start : start + 6] != b'{"c":"':
         return None
-    with memoryview(data) as view:
-        checksum = zlib.crc32(view[start + _PREFIX : end])
+    checksum = zlib.crc32(data[start + _PREFIX : end])
     if data[start + 6 : start + _PREFIX] != b'%08x",' % checksum:
         return None
     found = _LINE.match(data, start, end)
     if found is None:
         return _FOREIGN
-    _, seq, batch, previous, commit, run, first, count, other = found.groups()
+    seq, batch, previous, commit, run, first, count, other = found.groups()
     body = data[found.end() : end - 2]
     if commit is not None:
         return Line(

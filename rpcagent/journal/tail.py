@@ -96,22 +96,27 @@ def scan(name: str, data: bytes, at: Position, until: int | None, head: record.H
     header, offset = _read_header(name, data, at)
     watermark = max(head.seq if head else 0, header.through)
     result = Scan(header=header, end=offset, above=offset, before=Position(at.seq, at.checksum, at.batch))
-    while until is None or at.seq + 1 < until:
-        line, end = _line_at(data, offset)
-        if line is None or not line.kind or not _follows(line, at):
+    entries, last = result.entries, until - 1 if until is not None else -1
+    while at.seq != last:
+        end = data.find(b"\n", offset) + 1
+        line = record.decode(data, offset, end) if end else None
+        if line is None or not _follows(line, at):
             _judge(name, data, offset, at, line, until, watermark)
             result.dropped = len(data) - offset
             break
+        seq, checksum = line.seq, line.checksum
+        at.seq, at.checksum, at.batch = seq, checksum, line.batch
         if line.kind == record.COMMIT:
-            result.entries.append(record.Entry(line.seq, line.run, line.first, line.count, line.body))
+            entries.append(record.Entry(seq, line.run, line.first, line.count, line.body))
         else:
             result.epoch = max(result.epoch, _opening(name, offset, line).epoch)
-        at.seq, at.checksum, at.batch = line.seq, line.checksum, line.batch
-        if head and line.seq == head.seq and line.checksum != head.checksum:
+        if head and seq == head.seq and checksum != head.checksum:
             raise damaged(name, offset, "HEAD names another line with this number")
-        offset = result.end = end
-        if line.seq <= watermark:
-            result.above, result.before = end, Position(at.seq, at.checksum, at.batch)
+        offset = end
+        if seq == watermark:
+            result.above = end
+            result.before = Position(seq, checksum, line.batch)
+    result.end = offset
     return result
 
 
@@ -129,20 +134,18 @@ def too_new(found: int | None, name: str, offset: int) -> errors.StoreTooNew:
     )  # fmt: skip
 
 
-def _line_at(data: bytes, offset: int) -> tuple[record.Line | None, int]:
-    newline = data.find(b"\n", offset)
-    if newline < 0:
-        return None, len(data)
-    return record.decode(data, offset, newline + 1), newline + 1
-
-
 def _follows(line: record.Line, at: Position) -> bool:
-    in_batch = line.batch in (line.seq, at.batch)
-    return line.kind != record.SEGMENT and line.seq == at.seq + 1 and line.previous == at.checksum and in_batch
+    return (
+        line.seq == at.seq + 1
+        and line.previous == at.checksum
+        and line.batch in (line.seq, at.batch)
+        and line.kind in (record.COMMIT, record.OPEN)
+    )
 
 
 def _read_header(name: str, data: bytes, at: Position) -> tuple[record.Header, int]:
-    line, end = _line_at(data, 0)
+    end = data.find(b"\n") + 1 or len(data)
+    line = record.decode(data, 0, end)
     if line is None or line.kind != record.SEGMENT:
         later = record.later_version(data[:end])
         if later is not None or (line is not None and not line.kind):
