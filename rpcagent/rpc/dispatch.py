@@ -4,7 +4,8 @@ Knows: the methods by name, how params become a Struct, in which order requests 
 jsonrpcserver, which nobody else imports. Does not know: what a method does, or how bytes arrive.
 
 jsonrpcserver looks up the method and calls it, one call at a time, through its own `dispatch_request`. Its parsing,
-schema check, batch and error texts are not used: see `protocol/conformance.md` for what they would answer.
+schema check, batch and error texts are not used: one bad item would refuse a whole batch, one result that JSON cannot
+hold would lose it, and the text of exceptions would go to the peer.
 """
 
 from __future__ import annotations
@@ -260,7 +261,7 @@ class Session:
             answer = await self._execute(call)
             if answer is not None:
                 self._send(answer)
-        elif self.in_flight < self._max_in_flight and not (call.id is UNSET and method.mutating):
+        elif self.in_flight < self._max_in_flight:
             self._start(self._run(call))
         elif call.id is UNSET:
             self.ignored += 1

@@ -57,6 +57,7 @@ STREAMS = {
     "two lengths": b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}" + with_header(b"{}"),
     "endless header": b"C" * (HEADER_BYTES_MAX + 1) + with_header(b"{}") + with_header(b"[]"),
     "many headers": b"Content-Type: x\r\n" * 500 + b"\r\n" + with_header(b"{}"),
+    "a header with much space": b"?\nContent-Length:" + b" " * 80 + b"2\r\n\r\n{}" + with_header(b"[]"),
     "ends in a header": with_header(b"{}") + b"Content-Le",
     "ends in a body": with_header(b"{}") + b"Content-Length: 5\r\n\r\n[1",
 }
@@ -193,6 +194,15 @@ def test_the_words_of_a_header_inside_a_string_are_no_header() -> None:
         lost("Content-Length is no number"),
         b"{}",
     ]
+
+
+def test_input_that_is_dropped_is_not_held() -> None:
+    for head in (b"{", b"Content-Length: x\r\n"):
+        framer = Framer(LIMIT)
+        framer.feed(head)
+        for _ in range(100):
+            framer.feed(b"x" * 1000)
+        assert len(framer._held) <= LIMIT
 
 
 def test_a_body_of_the_limit_is_read_and_one_byte_more_is_not() -> None:
