@@ -186,11 +186,26 @@ class Daemon:
         if last_at is not None:
             clock.not_before(last_at)
         supervisor.subscriber = Subscriber(committed=self._notifier.committed, delta=self._notifier.delta)
-        await supervisor.open()
+        await self._open_pass(supervisor)
         self._session = self._serve_runs(supervisor)
         supervisor.begin()
         self._group.start_soon(supervisor.keep_time)
         self._group.start_soon(self._tell_lag)
+
+    async def _open_pass(self, supervisor: Supervisor) -> None:
+        """Nothing is served before recovery is durable; on a full disk it is tried again until there is room."""
+        while True:
+            try:
+                await supervisor.open()
+            except errors.StoragePoisoned:
+                raise
+            except errors.StorageError as error:
+                self._store_error = error
+                self._opened.set()
+                await anyio.sleep(LOCK_RETRY_S)
+            else:
+                self._store_error = None
+                return
 
     def _serve_runs(self, supervisor: Supervisor) -> Session:
         context = Context(

@@ -364,7 +364,7 @@ def _trouble(step: Step, limit_ms: int) -> bool:
     """Retried for long enough: its last attempt began when the bound was over. A person is asked; the run does not fail
     for trouble around it."""
     return (
-        step.status == "not_started"
+        step.status in {"not_started", "started"}
         and step.waiting_since is not None
         and step.started_at is not None
         and step.started_at >= step.waiting_since + timedelta(milliseconds=limit_ms)

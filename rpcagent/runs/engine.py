@@ -70,10 +70,11 @@ Mail = Letter | Report | Wake
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate: the events of the next commit, and what they lead to once they are durable."""
+    """A candidate: the next commit and its bytes, and what it leads to once it is durable."""
 
-    events: list[ev.AnyEvent]
     reported: set[tuple[str, int]]
+    commit: ev.Commit | None = None
+    body: bytes = b""
     state: RunState | None = None
     perform: tuple[Action, ...] = ()
     wake: datetime | None = None
@@ -149,14 +150,15 @@ class Actor:
             self._stop(error, batch)
             return
         try:
-            commit = await self._commit(draft, now) if draft.events else None
+            if draft.commit is not None:
+                await self._commit(draft.commit, draft.body)
         except errors.StorageError as error:
             self._not_recorded(error, batch)
             return
-        except IllegalTransition as error:
+        except Exception as error:  # noqa: BLE001
             self._stop(error, batch)
             return
-        self._publish(commit, draft)
+        self._publish(draft)
         for item in batch:
             if isinstance(item, Letter):
                 item.done.set()
@@ -177,11 +179,17 @@ class Actor:
                 state = fold(state, event, now, self.run_id)
             events += fresh
         if state is None:
-            return Draft(events=events, reported=reported)
+            return Draft(reported=reported)
         following = advance(state, frozenset(self.performing.keys() - reported), self._host.rules, now)
         events += following.append
+        commit = ev.Commit(seq=self._last_seq + 1, at=now, events=tuple(events)) if events else None
         return Draft(
-            events=events, reported=reported, state=following.state, perform=following.perform, wake=following.wake
+            reported=reported,
+            commit=commit,
+            body=ev.encode(commit) if commit is not None else b"",
+            state=following.state,
+            perform=following.perform,
+            wake=following.wake,
         )
 
     def _receive(
@@ -201,23 +209,25 @@ class Actor:
             letter.refusal = refusal
         return list(letter.receipt.events) if letter.receipt is not None else []
 
-    async def _commit(self, draft: Draft, now: datetime) -> ev.Commit:
-        seq = self.state.last_seq if self.state is not None else 0
-        commit = ev.Commit(seq=seq + 1, at=now, events=tuple(draft.events))
+    @property
+    def _last_seq(self) -> int:
+        return self.state.last_seq if self.state is not None else 0
+
+    async def _commit(self, commit: ev.Commit, body: bytes) -> None:
         host = self._host
-        answer = await host.journal.append(self.run_id, host.rules.epoch, seq, len(commit.events), ev.encode(commit))
+        answer = await host.journal.append(self.run_id, host.rules.epoch, commit.seq - 1, len(commit.events), body)
         if answer == "fenced":
             raise errors.StoragePoisoned("another process has opened this store; this one may not write any more")
         if answer == "conflict":
-            raise IllegalTransition(f"{self.run_id}: the journal knows other events after seq {seq}")
-        return commit
+            raise IllegalTransition(f"{self.run_id}: the journal knows other events after seq {commit.seq - 1}")
 
-    def _publish(self, commit: ev.Commit | None, draft: Draft) -> None:
+    def _publish(self, draft: Draft) -> None:
         """What was decided is durable: it becomes visible, and only now is anything performed."""
         for ident in draft.reported:
             self.performing.pop(ident, None)
         if draft.state is None:
             return
+        commit = draft.commit
         if commit is not None:
             self.state = draft.state
             self.commits.append(commit)

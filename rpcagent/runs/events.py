@@ -156,11 +156,12 @@ class AttemptFailed(Event, frozen=True, kw_only=True):
 
 
 class AttemptInterrupted(Event, frozen=True, kw_only=True):
-    """An intent whose outcome nobody will report any more."""
+    """An intent whose outcome nobody will report any more. `retry_at`: it is not tried or looked up before."""
 
     step_id: str
     attempt: int
     reason: Interruption
+    retry_at: datetime | None = None
 
 
 class LookedUp(Event, frozen=True, kw_only=True):

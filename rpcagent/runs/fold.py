@@ -118,7 +118,6 @@ def _intent(state: RunState, step: Step, at: datetime, **changes: Any) -> tuple[
         interrupted=False,
         look_up="",
         retry_at=None,
-        waiting_since=None,
         error=None,
         **changes,
     )
@@ -234,7 +233,8 @@ def _attempt_interrupted(state: RunState, event: ev.AttemptInterrupted, at: date
     before = state.steps.get(event.step_id)
     if before is not None and before.interrupted:
         raise IllegalTransition(f"{state.run_id}: {event.step_id} was interrupted twice")
-    step = _move(state, event.step_id, event, interrupted=True)
+    since = at if before is None or before.waiting_since is None else before.waiting_since
+    step = _move(state, event.step_id, event, interrupted=True, retry_at=event.retry_at, waiting_since=since)
     spent = state.spent if event.reason == "restart" else _closing(before or step, state.spent, at)
     spent = replace(spent, estimated_tokens=spent.estimated_tokens + step.reserved_tokens)
     return _with(state, step, spent=spent)

@@ -100,8 +100,11 @@ def events_of(state: RunState, report: Report, now: datetime) -> list[ev.AnyEven
             wait_ms = backoff_ms(report.attempt) if after is None else after
             retry_at = now + timedelta(milliseconds=wait_ms)
             return [ev.AttemptFailed(**where, error=error, retry_at=retry_at, wait_ms=wait_ms)]
+        case Lost(reason="cancelled"):
+            return [ev.AttemptInterrupted(**where, reason="cancelled")]
         case Lost(reason=reason):
-            return [ev.AttemptInterrupted(**where, reason=reason)]
+            retry_at = now + timedelta(milliseconds=backoff_ms(report.attempt))
+            return [ev.AttemptInterrupted(**where, reason=reason, retry_at=retry_at)]
         case LookUp() as look_up:
             return [_looked_up(state, step, look_up, where, now)]
 

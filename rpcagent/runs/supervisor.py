@@ -108,28 +108,42 @@ class Supervisor:
         return max((a.state.last_at for a in self.actors.values() if a.state is not None), default=None)
 
     async def open(self) -> None:
-        """The open pass: one commit for each run that owes one, before any answer. Touches nothing outside."""
+        """The open pass: one commit for each run that owes one, before any answer. Touches nothing outside.
+
+        Raises StorageError where it cannot be recorded: then nothing may be served, and it may be called again.
+        """
         now = self.clock.now()
+        failures: list[errors.StorageError] = []
         async with anyio.create_task_group() as group:
             for actor in self.actors.values():
                 if actor.state is None or actor.failed is not None:
                     continue
                 events = open_pass(actor.state, self.rules, now)
                 if events:
-                    self.recovered += 1
-                    group.start_soon(self._reopen, actor, events, max(now, actor.state.last_at))
+                    group.start_soon(self._reopen, actor, events, max(now, actor.state.last_at), failures)
+        if failures:
+            raise failures[0]
         for actor in self.actors.values():
             self.published(actor, None, None)
 
-    async def _reopen(self, actor: Actor, events: tuple[ev.AnyEvent, ...], at: datetime) -> None:
+    async def _reopen(
+        self, actor: Actor, events: tuple[ev.AnyEvent, ...], at: datetime, failures: list[errors.StorageError]
+    ) -> None:
         assert actor.state is not None
-        commit = ev.Commit(seq=actor.state.last_seq + 1, at=at, events=events)
         seq = actor.state.last_seq
-        answer = await self.journal.append(actor.run_id, self.rules.epoch, seq, len(events), ev.encode(commit))
+        commit = ev.Commit(seq=seq + 1, at=at, events=events)
+        state = apply(actor.state, commit, actor.run_id)
+        try:
+            answer = await self.journal.append(actor.run_id, self.rules.epoch, seq, len(events), ev.encode(commit))
+        except errors.StorageError as error:
+            failures.append(error)
+            return
         if answer != "ok":
-            raise errors.StoragePoisoned(f"the journal answers {answer} to the first commit after an opening")
-        actor.state = apply(actor.state, commit, actor.run_id)
+            failures.append(errors.StoragePoisoned(f"the journal answers {answer} to the first commit of an opening"))
+            return
+        actor.state = state
         actor.commits.append(commit)
+        self.recovered += 1
 
     def begin(self) -> None:
         """Lets every run go on by the ordinary loop. There is no other recovery."""
