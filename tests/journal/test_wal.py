@@ -143,6 +143,26 @@ def test_no_cut_of_any_file_after_a_clean_stop_goes_unseen_s2_25() -> None:
     assert tally.harmless <= 128
 
 
+def test_without_a_watermark_the_log_cut_at_any_byte_opens_to_a_prefix_and_takes_records_s2_25() -> None:
+    """As after a power cut that took HEAD's last writes: nothing proves that the tail was acknowledged."""
+    image, witness = clean_stop()
+    del image["HEAD"]
+    last = max(image)
+    content = image[last]
+    begin = content.index(b"\n") + 1
+    seen = set()
+    for cut in range(begin, len(content) + 1):
+        disk = SimDisk(image | {last: content[:cut]})
+        wal = open_log(disk)
+        got = replay(wal)
+        assert got == witness.issued[: len(got)]
+        assert wal.dropped_tail_bytes == cut - content.rindex(b"\n", 0, cut) - 1
+        wal.append([Item("new", 1, 1, b"1")])
+        assert replay(open_log(disk))[:-1] == got
+        seen.add(len(got))
+    assert len(seen) == content.count(b"\n") - content.count(b'"k":"open"')
+
+
 def test_no_lost_file_goes_unseen_but_the_watermark_which_is_made_anew() -> None:
     assert lose_each_file().harmless == 1
 
