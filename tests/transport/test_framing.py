@@ -57,7 +57,7 @@ STREAMS = {
     "two lengths": b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}" + with_header(b"{}"),
     "endless header": b"C" * (HEADER_BYTES_MAX + 1) + with_header(b"{}") + with_header(b"[]"),
     "many headers": b"Content-Type: x\r\n" * 500 + b"\r\n" + with_header(b"{}"),
-    "a header with much space": b"?\nContent-Length:" + b" " * 80 + b"2\r\n\r\n{}" + with_header(b"[]"),
+    "a header with much space": b"C?\nContent-Length:" + b" " * 80 + b"2\r\n\r\n{}" + with_header(b"[]"),
     "ends in a header": with_header(b"{}") + b"Content-Le",
     "ends in a body": with_header(b"{}") + b"Content-Length: 5\r\n\r\n[1",
 }
