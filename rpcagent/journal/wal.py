@@ -9,7 +9,8 @@ Fault model. A crash may come between any two calls to the disk, in recovery as 
   zeros; of all changes of names in a folder since its last sync any subset.
 - A failed write leaves any part of it. It is undone (cut to the last good end, synced); then the log goes on.
 - A failed sync: what was written may be lost although it can still be read, and a second sync would succeed without
-  writing it. So nothing is acknowledged any more, by this process; the next one decides by what it finds.
+  writing it. So nothing is acknowledged any more, by this process; the next one decides by what it finds. Lengths are
+  the exception: a cut that a failed sync left in doubt is durable with the next sync of that file.
 - A file that cannot be read (EIO, EACCES, EMFILE) is neither empty nor at its end: opening is refused.
 - Damage: any bytes may have changed. What was acknowledged is never dropped, it is reported. Limit: after a power cut
   HEAD may lag behind (it is not synced with each batch), and damage in the very last batch then looks like a tear.

@@ -5,7 +5,8 @@ Every mutating call is a crash point. After a cut:
 - of the unsynced writes to a file any subset is there, each whole, as a prefix, as a suffix, or as zeros under a longer
   file; of unsynced cuts any subset;
 - of the unsynced changes of names in a folder any subset is there;
-- what a failed sync should have written is there or not, and no later sync writes it, though it reads as if it were.
+- what a failed sync should have written is there or not, and no later sync writes it, though it reads as if it were;
+  only cuts are made durable by the next sync of the file (lengths are metadata, journaled in order).
 A killed process loses nothing of the cache.
 """
 
@@ -45,25 +46,41 @@ class File:
         self.cache = bytearray(content)
         self.disk = content
         self.unsynced: list[Op] = []
-        self.limbo: list[Op] = []  # a failed sync marked it as clean
+        self.past: list[tuple[Op, bool]] = []  # since the first failed sync: what was done, and whether it is durable
 
     def do(self, op: Op) -> None:
         op.apply(self.cache)
         self.unsynced.append(op)
 
+    def sync(self) -> None:
+        if self.past:
+            self.past = [(op, sure or op.data is None) for op, sure in self.past]
+            self.past += [(op, True) for op in self.unsynced]
+        else:
+            content = bytearray(self.disk)
+            for op in self.unsynced:
+                op.apply(content)
+            self.disk = bytes(content)
+        self.unsynced.clear()
+
+    def fail_sync(self) -> None:
+        self.past += [(op, False) for op in self.unsynced]
+        self.unsynced.clear()
+
     def outcomes(self, rng: random.Random) -> list[bytes]:
         """Contents that a cut may leave."""
-        ops = self.limbo + self.unsynced
+        ops = [op for op, _ in self.past] + self.unsynced
         if not ops:
             return [self.disk]
-        choices = [self._fates(op) for op in ops]
+        choices = [[op] if sure else self._fates(op) for op, sure in self.past]
+        choices += [self._fates(op) for op in self.unsynced]
         total = 1
         for fates in choices:
             total *= len(fates)
         picks: Iterable[tuple[Op | None, ...]] = itertools.product(*choices)
         if total > SMALL:
             some = [tuple(rng.choice(fates) for fates in choices) for _ in range(SAMPLE)]
-            picks = [(None,) * len(ops), tuple(ops), *some]
+            picks = [tuple(fates[0] for fates in choices), tuple(ops), *some]
         found = set()
         for pick in picks:
             content = bytearray(self.disk)
@@ -232,11 +249,7 @@ class SimDisk:
     def sync(self, name: str) -> None:
         file = self._file(name)
         self._sync_step(name, file)
-        content = bytearray(file.disk)
-        for op in file.unsynced:
-            op.apply(content)
-        file.disk = bytes(content)
-        file.unsynced.clear()
+        file.sync()
 
     def sync_full(self, name: str) -> None:
         self.sync(name)
@@ -280,8 +293,7 @@ class SimDisk:
         self.syncs += 1
         if self.syncs in self.fail_sync:
             if file is not None:
-                file.limbo += file.unsynced
-                file.unsynced.clear()
+                file.fail_sync()
             raise OSError(errno.EIO, "sync failed")
 
     def _split(self, name: str) -> tuple[Folder, str]:
