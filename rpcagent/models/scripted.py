@@ -26,7 +26,7 @@ SCRIPT_FILE_BYTES = 16 * 1024 * 1024
 DELAY_MOST_MS = 3_600_000
 
 _TOOL = r"\A[A-Za-z0-9_-]{1,40}\.[A-Za-z0-9_-]{1,60}\Z"
-_WORD = re.compile(r"\s*\S+\s*|\s+")
+_WORD = re.compile(r"\s*\S+|\s+")
 _WHERE = re.compile(r" - at `\$?(.*)`\Z")
 
 _NO_MODEL = (

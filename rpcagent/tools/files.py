@@ -214,6 +214,8 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 async def _search(workspace: Workspace, args: _Search, _request: ToolRequest) -> ToolReply | Failed:
+    workspace.split(args.path)
+    _encoded(args.pattern + (args.glob or ""))
     asked = {**msgspec.to_builtins(args), "root": workspace.root, "store": workspace.store}
     command = [sys.executable, "-I", "-m", "rpcagent.tools.search"]
     process = await anyio.run_process(

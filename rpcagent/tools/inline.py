@@ -28,7 +28,7 @@ class _InlineTool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
     name: ToolName
     http: HttpCall
     description: str = ""
-    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    parameters: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
     effect: EffectClass = "at_most_once"
     key_ttl_ms: int | None = None
     settle_ms: int = 0
@@ -43,6 +43,8 @@ def inline_tool(value: dict[str, Any], path: str) -> ToolSpec:
     except msgspec.ValidationError as error:
         where = _WHERE.search(str(error))
         reason = str(error)[: where.start()] if where else str(error)
+        if "regex" in reason:
+            reason = "a name is `server.tool`, both of letters, digits, `_` and `-`"
         raise InvalidParams(reason, path=path + (where.group(1) if where else "")) from None
     if len(tool.name) + 1 > MODEL_NAME_LENGTH:
         raise InvalidParams(f"a tool's name has less than {MODEL_NAME_LENGTH} characters", path=f"{path}.name")

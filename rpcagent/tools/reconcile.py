@@ -46,9 +46,11 @@ def check_conditions(call: LookUpCall, path: str) -> None:
         if expression is None:
             continue
         try:
-            _compiled(expression)
+            unknown = _unknown_functions(_compiled(expression).parsed)
         except JMESPathError:
             raise InvalidParams("this is no JMESPath expression", path=f"{path}.{name}") from None
+        if unknown:  # it would be found out only when an effect is in doubt
+            raise InvalidParams(f"JMESPath has no function {unknown[0]!r}", path=f"{path}.{name}")
 
 
 def judge(call: LookUpCall, answer: Answer | None) -> LookUp:
@@ -86,6 +88,14 @@ def _holds(expression: str, value: Any) -> bool | None:
         return bool(_compiled(expression).search(value))
     except (JMESPathError, TypeError, ValueError, RecursionError):
         return None
+
+
+def _unknown_functions(node: dict[str, Any]) -> list[str]:
+    from jmespath.functions import Functions
+
+    own = node["type"] == "function_expression" and node["value"] not in Functions.FUNCTION_TABLE
+    below = [name for child in node["children"] if isinstance(child, dict) for name in _unknown_functions(child)]
+    return [node["value"], *below] if own else below
 
 
 def _compiled(expression: str) -> Any:

@@ -42,6 +42,7 @@ class _Search:
         self.pattern = re.compile(request["pattern"])
         self.glob: str | None = request.get("glob")
         self.limit: int = request["limit"]
+        self.seconds: float = request.get("seconds", SECONDS)
         self.start = self.workspace.split(request.get("path") or ".")
         self.matches: list[dict[str, Any]] = []
         self.skipped = {"binary": 0, "tooBig": 0, "unreadable": 0}
@@ -51,10 +52,10 @@ class _Search:
 
     def run(self) -> dict[str, Any]:
         try:
-            with _deadline(SECONDS):
+            with _deadline(self.seconds):
                 self._walk(self.start)
         except _TooLong:
-            self.stopped = f"time ({SECONDS:g} s), in {self.at!r}"
+            self.stopped = f"time ({self.seconds:g} s), in {self.at!r}"
         skipped = {reason: count for reason, count in self.skipped.items() if count}
         return {"matches": self.matches, "files": self.files, "skipped": skipped, "stopped": self.stopped}
 

@@ -146,7 +146,8 @@ class Handler(BaseHTTPRequestHandler):
         effects = 0
         with self.server.changed:
             if path in EFFECTS:
-                replayed = path == KEYED and bool(self.server.truth.effects(key=key, operation=None))
+                known = self.server.truth.effects(key=key, operation=None)
+                replayed = path == KEYED and any(effect["path"] == KEYED for effect in known)
                 if not replayed:
                     self.server.truth.add({"kind": "effect", **line})
                 effects = len(self.server.truth.effects(key=key, operation=operation))
