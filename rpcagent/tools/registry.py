@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import anyio
+import msgspec
 
 from rpcagent.errors import InvalidParams
 from rpcagent.runs.effects import ToolSpec
@@ -92,8 +93,6 @@ class Registry:
         await self._http.aclose()
 
     async def _look_up(self, request: ToolRequest) -> LookUp:
-        import msgspec
-
         call = msgspec.convert(request.spec.binding["lookup"], LookUpCall)
         said = judge(call, await self._http.ask(request))
         return said if said.result is None else LookUp(answer=said.answer, result=normalised(said.result))
