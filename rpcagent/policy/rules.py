@@ -1,7 +1,12 @@
-"""Allow, ask or deny: pure rules over a call. Deny beats ask beats allow; what no rule names is asked unless it only reads."""
+"""Allow, ask or deny: pure rules over a call. Deny beats ask beats allow; what no rule names is asked unless it only reads.
+
+The argument `path` is compared in one spelling, relative to the workspace: `./a//b` and `/workspace/a/b` are `a/b`, so that no
+rule is passed by writing the same place another way.
+"""
 
 from __future__ import annotations
 
+import posixpath
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,8 +16,12 @@ from rpcagent.runs.effects import ToolSpec
 _STRICT: dict[Verdict, int] = {"allow": 0, "ask": 1, "deny": 2}
 
 
-def verdict(rules: tuple[Rule, ...], spec: ToolSpec, arguments: dict[str, Any]) -> tuple[Verdict, Rule | None]:
+def verdict(
+    rules: tuple[Rule, ...], spec: ToolSpec, arguments: dict[str, Any], workspace: str | None = None
+) -> tuple[Verdict, Rule | None]:
     """What the rules say, and the rule that said it (None: the default)."""
+    if isinstance(arguments.get("path"), str):
+        arguments = {**arguments, "path": _one_spelling(arguments["path"], workspace)}
     best: tuple[Verdict, Rule | None] | None = None
     for rule in rules:
         if _matches(rule, spec, arguments) and (best is None or _STRICT[rule.do] > _STRICT[best[0]]):
@@ -21,13 +30,17 @@ def verdict(rules: tuple[Rule, ...], spec: ToolSpec, arguments: dict[str, Any]) 
 
 
 def stricter(
-    pinned: tuple[Rule, ...], present: tuple[Rule, ...] | None, spec: ToolSpec, arguments: dict[str, Any]
+    pinned: tuple[Rule, ...],
+    present: tuple[Rule, ...] | None,
+    spec: ToolSpec,
+    arguments: dict[str, Any],
+    workspace: str | None = None,
 ) -> tuple[Verdict, Rule | None]:
     """The stricter of the policy that the run pinned and today's. `present` None: today's configuration says nothing."""
-    first = verdict(pinned, spec, arguments)
+    first = verdict(pinned, spec, arguments, workspace)
     if present is None:
         return first
-    second = verdict(present, spec, arguments)
+    second = verdict(present, spec, arguments, workspace)
     return second if _STRICT[second[0]] > _STRICT[first[0]] else first
 
 
@@ -43,6 +56,12 @@ def _matches(rule: Rule, spec: ToolSpec, arguments: dict[str, Any]) -> bool:
         return True
     path = arguments.get("path")
     return isinstance(path, str) and any(fnmatchcase(path, pattern) for pattern in rule.paths)
+
+
+def _one_spelling(path: str, workspace: str | None) -> str:
+    whole = posixpath.normpath(posixpath.join(workspace or "/", path))
+    below = whole.removeprefix((workspace or "").rstrip("/") + "/")
+    return below.lstrip("/") if workspace is None else below
 
 
 def _text(value: Any) -> str:

@@ -297,7 +297,7 @@ def _gates(state: RunState, rules: Rules, now: datetime) -> tuple[ev.AnyEvent, .
         if approval is not None and approval.status == "denied":
             return (ev.StepDenied(step_id=step.step_id, reason="person", message=_words(approval)),)
         verdict, rule = policy.stricter(
-            state.definition.rules, rules.present.get(state.definition.agent), spec, step.arguments
+            state.definition.rules, rules.present.get(state.definition.agent), spec, step.arguments, state.workspace
         )
         if verdict == "deny":
             return _deny(step, approval)
