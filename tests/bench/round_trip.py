@@ -1,0 +1,59 @@
+"""Figures of the wire: `status`, alone and 64 in flight, beside a child that gives each line back as it came."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from tests.bench.floors import ECHO, child
+from tests.bench.peer import STATUS, Daemon, Peer, Scratch
+from tests.bench.row import Row, Target, beside, measured
+
+IN_FLIGHT = 64
+
+
+def status_round_trip(scratch: Scratch, calls: int, rounds: int) -> list[Row]:
+    alone, alone_floor, rate, rate_floor, cpu, cpu_alone = [], [], [], [], [], []
+    with Daemon(scratch, scratch.fresh("status")) as daemon, child(scratch, ECHO) as echo:
+        for peer in (daemon, echo):
+            _one_by_one(peer, 50)
+        for _ in range(rounds):
+            alone_floor.append(_one_by_one(echo, calls))
+            before = daemon.cpu_now_s()
+            alone.append(_one_by_one(daemon, calls))
+            cpu_alone.append((daemon.cpu_now_s() - before) / calls * 1e6)
+            rate_floor.append(_pipelined(echo, calls * 8))
+            before = daemon.cpu_now_s()
+            rate.append(_pipelined(daemon, calls * 8))
+            cpu.append((daemon.cpu_now_s() - before) / (calls * 8) * 1e6)
+    return [
+        beside("status, 1 in flight, p50", "us", alone, alone_floor, Target(sign="<=", number=6, of="ratio")),
+        beside("status, 64 in flight", "calls/s", rate, rate_floor, Target(sign=">=", number=0.12, of="ratio")),
+        measured("CPU per status, 64 in flight", "us", cpu, Target(sign="<=", number=60)),
+        measured("CPU per status, 1 in flight", "us", cpu_alone),
+    ]
+
+
+def _one_by_one(peer: Peer, calls: int) -> float:
+    """Median of the round trips, in microseconds."""
+    took = []
+    for _ in range(calls):
+        began = time.perf_counter()
+        peer.ask(STATUS)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took) * 1e6
+
+
+def _pipelined(peer: Peer, calls: int) -> float:
+    """Answers a second, while `IN_FLIGHT` are on their way."""
+    began = time.perf_counter()
+    peer.write(STATUS * IN_FLIGHT)
+    sent, seen = IN_FLIGHT, 0
+    while seen < calls:
+        got = peer.lines(calls)
+        seen += got
+        more = min(got, calls - sent)
+        if more > 0:
+            peer.write(STATUS * more)
+            sent += more
+    return calls / (time.perf_counter() - began)
