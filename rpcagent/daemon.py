@@ -119,6 +119,7 @@ class Daemon:
             await self._stopping.wait()
             await self._end()
             group.cancel_scope.cancel()
+        await self._close()
         self._wire.close()
         if self._lock is not None:
             self._lock.close()
@@ -134,13 +135,21 @@ class Daemon:
                 self._exit = EXIT_NO_STORE
                 self._opened.set()  # waiting would not help; tried again all the same
             await anyio.sleep(LOCK_RETRY_S)
+        while True:
+            try:
+                await self._open_store()
+            except errors.RpcAgentError as error:
+                self._log.error("the store cannot be opened", **error.data, reason=error.message)
+                self._store_error = error
+                poisoned = isinstance(error, errors.StoragePoisoned)
+                self._exit = EXIT_POISONED if poisoned else EXIT_NO_STORE
+                self._opened.set()
+                if poisoned or not isinstance(error, errors.StorageError):
+                    return
+                await anyio.sleep(LOCK_RETRY_S)
+            else:
+                break
         self._store_error, self._exit = None, EXIT_OK
-        try:
-            await self._open_store()
-        except errors.RpcAgentError as error:
-            self._log.error("the store cannot be opened", **error.data, reason=error.message)
-            self._store_error = error
-            self._exit = EXIT_POISONED if isinstance(error, errors.StoragePoisoned) else EXIT_NO_STORE
         self._opened.set()
 
     def _take_lock(self) -> errors.RpcAgentError | None:
@@ -158,13 +167,18 @@ class Daemon:
 
     async def _open_store(self) -> None:
         clock = SystemClock()
-        wal = Wal.open(
-            RealDisk(self._config.store),
-            draw_store_id=lambda: "sto_" + secrets.token_hex(12),
-            app=__version__,
-            at=clock.now().isoformat(),
-            lock=self._lock,
-        )
+        disk = RealDisk(self._config.store)
+        try:
+            wal = Wal.open(
+                disk,
+                draw_store_id=lambda: "sto_" + secrets.token_hex(12),
+                app=__version__,
+                at=clock.now().isoformat(),
+                lock=self._lock,
+            )
+        except errors.RpcAgentError:
+            disk.close()
+            raise
         self._dropped_tail_bytes = wal.dropped_tail_bytes
         entries = [(entry.run, bytes(entry.body)) for entry in wal.entries()]
         journal = self._journal = GroupCommit(wal)
@@ -252,7 +266,7 @@ class Daemon:
     # Serving
 
     async def _read(self) -> None:
-        """Frames in arrival order. Until the store is open, or was waited for long enough, requests wait here."""
+        """Frames in arrival order. Until the store is open, or its lock was waited for long enough, requests wait here."""
         waited = False
         without: Session | None = None
         while frames := await self._wire.recv():
@@ -260,6 +274,8 @@ class Daemon:
                 with anyio.move_on_after(self._config.lock_wait_s):
                     await self._opened.wait()
                 waited = True
+            if self._lock is not None:
+                await self._opened.wait()  # it is ours: the replay takes what it takes
             session = self._session
             if session is None:
                 session = without = without or self._without_store()
@@ -373,6 +389,9 @@ class Daemon:
             await self._supervisor.drain(self._grace_ms)
         with anyio.move_on_after(1.0):
             await self._wire.drained()
+
+    async def _close(self) -> None:
+        """When nobody is left who could report or append: what came too late for the grace time stays in doubt by design."""
         if self._registry is not None:
             with anyio.move_on_after(1.0):
                 await self._registry.aclose()

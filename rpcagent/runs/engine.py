@@ -104,6 +104,11 @@ class Actor:
         """Something is being performed for it."""
         return bool(self.performing)
 
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is being performed for it, and no mail is being decided or recorded."""
+        return not self.performing and not self._draining
+
     def post(self, item: Mail) -> None:
         """Puts an item into the mailbox; never blocks. One drain runs at a time, and only while there is mail."""
         self._mailbox.append(item)
@@ -126,7 +131,8 @@ class Actor:
         return letter.receipt
 
     async def changed(self) -> None:
-        """Returns after the next commit of the run, or after the end of something that was performed."""
+        """Returns after the next commit of the run, after the end of something that was performed, or when it comes to
+        rest."""
         event = anyio.Event()
         self._watchers.append(event)
         await event.wait()
@@ -140,6 +146,7 @@ class Actor:
                 await self._turn(batch)
         finally:
             self._draining = False
+            self.nudge()
 
     async def _turn(self, batch: list[Mail]) -> None:
         """One change of the run: everything in the batch, what follows from it, one commit."""

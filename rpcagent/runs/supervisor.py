@@ -241,12 +241,12 @@ class Supervisor:
             actor.nudge()
 
     async def drain(self, grace_ms: int) -> None:
-        """Begins nothing new, and lets what is being performed be recorded for at most `grace_ms`; the rest stays in doubt
-        by design."""
+        """Begins nothing new, and lets what is being performed or recorded come to its record for at most `grace_ms`; the
+        rest stays in doubt by design."""
         self.rules = replace(self.rules, draining=True)
         with anyio.move_on_after(grace_ms / 1000):
             for actor in list(self.actors.values()):
-                while actor.busy and actor.failed is None:
+                while not actor.at_rest and actor.failed is None:
                     await actor.changed()
 
     # What an actor asks of its host

@@ -1,0 +1,33 @@
+"""Fixtures for tests of the real daemon through the Python client: every process is reaped, whatever the test does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcagent_client import Client
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def connect(tmp_path: Path, store: Path) -> Iterator[Callable[..., Client]]:
+    """Makes clients of daemons on `store`, or on one of their own; the daemon's log is in `daemon.log`."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    with ExitStack() as clients:
+
+        def make(*flags: str, **settings: Any) -> Client:
+            command = [sys.executable, "-P", "-m", "rpcagent", "serve", *flags]
+            defaults = {"store": store, "workspace": workspace, "stderr": tmp_path / "daemon.log"}
+            return clients.enter_context(Client(command, **defaults | settings))
+
+        yield make
