@@ -13,12 +13,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from rpcagent.demo.agent import ASSIGN, CLOSE, CONTRACTS, EXPECTED, FIRST, NOTIFY, READ, REFUND, SECOND, agent
 from rpcagent.demo.tickets import Tickets
@@ -239,7 +240,7 @@ def _told_in(folder: Path, told: Transcript) -> int:
             told.say(f"ticket service {tickets.pid}: counts every effect in a file of its own")
             told.say(f"daemon {client.status()['pid']}: its store is {folder / 'store'}")
             Story(client, tickets, told, pool).tell()
-            return _verdict(tickets, told, time.monotonic() - began)
+            return verdict(tickets, told, time.monotonic() - began)
     except (Surprise, ClientError, RuntimeError, TimeoutError) as error:
         told.line(f"\nThe demonstration failed: {error}", RED)
         if log_file.exists():
@@ -248,7 +249,13 @@ def _told_in(folder: Path, told: Transcript) -> int:
         return 1
 
 
-def _verdict(tickets: Tickets, told: Transcript, seconds: float) -> int:
+class Books(Protocol):
+    """The outside's own count of what was asked and what happened, by ticket and tool."""
+
+    def counts(self, kind: Literal["call", "effect"]) -> Counter[tuple[str, str]]: ...
+
+
+def verdict(tickets: Books, told: Transcript, seconds: float) -> int:
     """The table, from the service's own count; 1 where any effect is missing, doubled, or was never asked for."""
     effects, calls = tickets.counts("effect"), tickets.counts("call")
     asked_for = [*EXPECTED, *(found for found in effects if found not in EXPECTED)]

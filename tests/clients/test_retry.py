@@ -8,11 +8,10 @@ import uuid
 from typing import Any
 
 import pytest
+from tests.clients.fake import Fake
 
 from rpcagent_client import ClientClosed, ConnectionLost, DeadlineExceeded, RpcError
 from rpcagent_client.client import _backoff
-
-from .conftest import Fake
 
 DIES: list[dict[str, Any]] = [{"die": 9}]
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.clients.fake import Fake
 
 from rpcagent_client import Client, ConnectionLost, DaemonNotStarted, DeadlineExceeded, ProtocolError
-
-from .conftest import Fake
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_events_come_in_order_and_before_the_answer_that_rests_on_them_f017(conn
 def test_deltas_are_delivered_where_they_are_asked_for(connect: Connect) -> None:
     deltas: list[dict[str, Any]] = []
     answer = connect(on_delta=deltas.append).start(TWO_READS, "look", wait=WAIT_S)
-    assert [delta["text"] for delta in deltas] == ["Looking.", "Nothing ", "here."]
+    assert [delta["text"] for delta in deltas] == ["Looking.", "Nothing", " here."]
     assert {delta["runId"] for delta in deltas} == {answer["runId"]}
 
 

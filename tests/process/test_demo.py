@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rpcagent.demo.agent import EXPECTED
+from rpcagent.demo.story import verdict
+from rpcagent.demo.transcript import Transcript
 
 pytestmark = pytest.mark.process
 
@@ -77,7 +82,10 @@ def test_the_demo_shows_every_effect_once_and_leaves_nothing_behind(place: Place
         ("T-1002", "tickets.close", "reconcilable", "1", "1"),
         ("T-1002", "tickets.notify", "at_most_once", "2", "1"),
     ]
-    assert out.count("kill -9 ") == 1 + 6 + 1  # the title, each kill, the last line
+    assert len(re.findall(r"^   kill -9 \d+$", out, re.MULTILINE)) == 6
+    assert len(set(re.findall(r"run_[a-z2-7]{26}", out))) == 1
+    asked, still_asked = re.findall(r"^   digest (sha256:[0-9a-f]{64})$", out, re.MULTILINE)
+    assert asked == still_asked
     assert "\x1b" not in out
     assert place.files() == []
     assert place.processes() == []
@@ -108,16 +116,41 @@ def test_an_interrupted_demo_leaves_nothing_behind(place: Place, number: signal.
     assert place.processes() == []
 
 
-def test_a_demo_that_cannot_reach_its_daemon_says_so_and_fails(place: Place) -> None:
-    """Here the daemon cannot open its store: the demo's own directory is not its to write to any more."""
-    broken = (
-        "import rpcagent.daemon as d\nd.make_store_folder = lambda store: (_ for _ in ()).throw(OSError(28, 'full'))"
-    )
-    (place.home / "sitecustomize.py").write_text(broken)
+def test_a_demo_whose_daemon_fails_says_why_and_shows_its_log(place: Place) -> None:
+    newer = """
+from rpcagent import daemon, errors
+def refuse(store):
+    raise errors.StoreTooNew("the store was written by a later version")
+daemon.make_store_folder = refuse
+"""
+    (place.home / "sitecustomize.py").write_text(newer)
     place.env["PYTHONPATH"] = str(place.home)
     with place.start() as demo:
         out, _ = demo.communicate(timeout=WAIT_S)
     assert demo.returncode == 1
-    assert "The demonstration failed: STORAGE (-32058)" in out
+    assert "\nThe demonstration failed: INCOMPATIBLE (-32061): the store was written by a later version\n" in out
     assert place.processes() == []
     assert list(place.temporary.iterdir()) == []
+
+
+EVERY: Counter[tuple[str, str]] = Counter(EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("effects", "code"),
+    [
+        (EVERY, 0),
+        (EVERY + Counter([EXPECTED[0]]), 1),
+        (EVERY - Counter([EXPECTED[3]]), 1),
+        (EVERY + Counter([("T-1002", "tickets.refund")]), 1),
+        (Counter(), 1),
+    ],
+)
+def test_the_verdict_is_1_unless_every_effect_is_there_once(effects: Counter[tuple[str, str]], code: int) -> None:
+    class Books:
+        def counts(self, kind: str) -> Counter[tuple[str, str]]:
+            return effects
+
+    out = io.StringIO()
+    assert verdict(Books(), Transcript(out), 1.0) == code
+    assert out.getvalue().endswith("Not every effect happened exactly once.\n") == (code == 1)
