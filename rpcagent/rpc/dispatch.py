@@ -15,7 +15,6 @@ import inspect
 import re
 import sys
 import types
-import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib.machinery import PathFinder
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -32,39 +31,21 @@ _REASON_SHOWN_MAX = 300
 
 
 def _import_lean() -> None:
-    """Import jsonrpcserver 5.0.9 without what it loads for parts that are not used here (three quarters of its time).
-
-    Those are jsonschema (its validator), http.server (its demo server) and the `__init__` of oslash (only
-    `oslash.either` is used). The stand-ins are taken back at once, so that nobody else can see them.
+    """Import the parts of jsonrpcserver 5.0.9 that are used here without what its `__init__` loads for others: jsonschema
+    (its validator), http.server (its demo server), and all of oslash (only `oslash.either` is used). That is most of its
+    time. The two stand-ins for a package are taken back at once, so that nobody else can see them.
     """
-
-    class NoValidator:
-        @staticmethod
-        def check_schema(schema: object) -> None: ...
-
-        def __init__(self, schema: object) -> None: ...
-
-        def validate(self, value: object) -> None:
-            raise NotImplementedError("requests are checked in rpcagent.rpc.jsonrpc")
-
-    oslash = PathFinder.find_spec("oslash")
-    if oslash is None or oslash.submodule_search_locations is None:
-        return  # the import that follows says what is missing
-    jsonschema, validators, http_server, package = (
-        types.ModuleType(name) for name in ("jsonschema", "jsonschema.validators", "http.server", "oslash")
-    )
-    validators.validator_for = lambda schema: NoValidator  # type: ignore[attr-defined]  # noqa: ARG005
-    jsonschema.validators = validators  # type: ignore[attr-defined]
-    http_server.BaseHTTPRequestHandler = http_server.HTTPServer = object  # type: ignore[attr-defined]
-    package.__path__ = list(oslash.submodule_search_locations)
-    wanted = (jsonschema, validators, http_server, package)
-    stand_ins = {module.__name__: module for module in wanted if module.__name__ not in sys.modules}
+    stand_ins: dict[str, types.ModuleType] = {}
+    for name in ("jsonrpcserver", "oslash"):
+        found = PathFinder.find_spec(name)
+        if found is None or found.submodule_search_locations is None:
+            return  # the import that follows says what is missing
+        if name not in sys.modules:
+            stand_ins[name] = types.ModuleType(name)
+            stand_ins[name].__path__ = list(found.submodule_search_locations)
     sys.modules.update(stand_ins)
     try:
-        # On Python 3.11 and 3.12 it reads its schema with calls that are deprecated there (and are not from 3.13 on).
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            import jsonrpcserver.async_dispatcher  # noqa: F401
+        import jsonrpcserver.async_dispatcher  # noqa: F401
     finally:
         for name, module in stand_ins.items():
             if sys.modules.get(name) is module:
@@ -74,9 +55,9 @@ def _import_lean() -> None:
 if "jsonrpcserver" not in sys.modules:
     _import_lean()
 
-from jsonrpcserver import Error, Success  # noqa: E402
 from jsonrpcserver.async_dispatcher import dispatch_request  # noqa: E402
 from jsonrpcserver.request import Request  # noqa: E402
+from jsonrpcserver.result import Error, Success  # noqa: E402
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 

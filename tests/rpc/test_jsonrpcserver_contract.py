@@ -11,10 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from jsonrpcserver import Error, Success
-from jsonrpcserver.async_dispatcher import dispatch_request
-from jsonrpcserver.request import Request
 from rpcagent.rpc import dispatch
+from rpcagent.rpc.dispatch import Error, Request, Success, dispatch_request
 
 
 def in_a_fresh_process(code: str) -> Any:
@@ -69,7 +67,7 @@ def test_the_import_loads_no_schema_library_and_no_http_server_and_leaves_no_sta
     code = """
 import json, sys
 import rpcagent.rpc.dispatch
-unwanted = ("jsonschema", "jsonschema.validators", "referencing", "attrs", "http.server", "oslash", "logging.config")
+unwanted = ("jsonrpcserver", "jsonrpcserver.main", "jsonschema", "referencing", "attrs", "http.server", "oslash", "logging.config")
 print(json.dumps([name for name in unwanted if name in sys.modules]))
 """
     assert in_a_fresh_process(code) == []
@@ -81,11 +79,12 @@ import json
 import warnings
 import rpcagent.rpc.dispatch
 warnings.simplefilter("ignore")
-import http.server, jsonschema, oslash
+import http.server, jsonrpcserver, jsonschema, oslash
 jsonschema.validate(1, {"type": "integer"})
-print(json.dumps([http.server.HTTPServer.__name__, oslash.Right(1).__class__.__name__]))
+same = jsonrpcserver.Success is rpcagent.rpc.dispatch.Success
+print(json.dumps([http.server.HTTPServer.__name__, oslash.Right(1).__class__.__name__, same]))
 """
-    assert in_a_fresh_process(code) == ["HTTPServer", "Right"]
+    assert in_a_fresh_process(code) == ["HTTPServer", "Right", True]
 
 
 def test_libraries_that_were_imported_before_stay_as_they_are() -> None:
