@@ -32,7 +32,7 @@ class Scratch:
         self.workspace.mkdir()
         (self.workspace / "note.txt").write_text("a short file\n")
         self._drawn = 0
-        dropped = {"PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONPATH", "RPCAGENT_STORE"}
+        dropped = {"PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "RPCAGENT_STORE"}
         self.environment = {name: value for name, value in os.environ.items() if name not in dropped}
         self.environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
 
