@@ -71,6 +71,7 @@ def read_truth(file: Path) -> list[dict[str, Any]]:
 class Service(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 512  # the usual 5 resets connections when many runs act at once
 
     def __init__(self, port: int, truth: Path) -> None:
         super().__init__(("127.0.0.1", port), Handler)
