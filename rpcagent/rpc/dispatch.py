@@ -24,6 +24,7 @@ from msgspec import UNSET, Raw
 
 from rpcagent import errors
 from rpcagent.rpc import jsonrpc
+from rpcagent.rpc.choices import choices_at
 from rpcagent.rpc.jsonrpc import Call, Fail, Id, Ok
 
 _NAME_SHOWN_MAX = 100
@@ -173,6 +174,8 @@ def convert(params: Any, struct: type[_Params]) -> _Params:
         if member := _MEMBER.search(reason):
             path = f"{path}.{member[1]}"
         shown = _cut(reason.replace("`", ""), _REASON_SHOWN_MAX)
+        if reason.startswith("Invalid enum value") and (choices := choices_at(struct, path)):
+            shown += f"; it is one of: {', '.join(choices)}"
         raise errors.InvalidParams(shown, path=_cut(path, _NAME_SHOWN_MAX)) from None
     except (RecursionError, ValueError, OverflowError) as e:
         raise errors.InvalidParams(f"cannot be read ({type(e).__name__})") from None

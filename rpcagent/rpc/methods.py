@@ -124,11 +124,10 @@ async def cancel(ctx: Context, params: wire.CancelParams) -> dict[str, Any]:
 
 async def status(ctx: Context, params: wire.StatusParams) -> dict[str, Any]:
     supervisor = ctx.supervisor
+    wire.check_status(params)
     if params.run_id is None and params.client_request_id is None:
         return _health(ctx)
-    wire.check_namespace(params.namespace)
     if params.run_id is not None:
-        wire.check_run_id(params.run_id)
         run_id = params.run_id
     else:
         run_id = supervisor.run_id_of(params.namespace, params.client_request_id or "")
@@ -145,6 +144,8 @@ async def status(ctx: Context, params: wire.StatusParams) -> dict[str, Any]:
 async def list_runs(ctx: Context, params: wire.ListParams) -> dict[str, Any]:
     """Oldest first. The cursor is the place after the last one given; runs never change their place."""
     supervisor = ctx.supervisor
+    if params.namespace is not None:
+        wire.check_namespace(params.namespace)
     place = _place(params.cursor, supervisor.journal.store_id)
     runs: list[dict[str, Any]] = []
     approvals: list[dict[str, Any]] = []
@@ -173,7 +174,10 @@ async def events(ctx: Context, params: wire.EventsParams) -> dict[str, Any]:
     ctx.notifier.names(params.run_id)
     last = actor.state.last_seq if actor.state is not None else 0
     if params.after_seq > last:
-        raise errors.CursorInvalid(f"the run's last event is {last}", lastSeq=last)
+        raise errors.CursorInvalid(
+            f"the run's last event is {last}: the cursor is of another store, or of a later copy of this one; begin with 0",
+            lastSeq=last,
+        )
     commits = actor.commits
     first = max(bisect.bisect_right(commits, params.after_seq + 1, key=lambda c: c.seq) - 1, 0)
     found: list[dict[str, Any]] = []
@@ -233,8 +237,10 @@ def _run(ctx: Context, actor: Actor) -> dict[str, Any]:
     if actor.state is None:
         return {"runId": actor.run_id, "status": "damaged", "damaged": actor.damaged}
     view = run_view(actor.state, ctx.supervisor.rules.epoch, busy=actor.busy)
-    if actor.damaged is not None:
-        view["damaged"] = actor.damaged
+    if actor.failed is not None:
+        # What could be read is shown; whatever its status was, nothing moves any more.
+        view["status"] = ctx.supervisor.status_of(actor)
+        view["damaged"] = actor.damaged or actor.failed.message
     return view
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-RunStatus = Literal["ready", "running", "waiting", "completed", "failed", "cancelled", "damaged"]
+from rpcagent.rpc.wire import RunStatus
 
 
 class Shown(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
@@ -91,22 +91,19 @@ class Step(Shown, frozen=True, kw_only=True):
 
 
 class Approval(Shown, frozen=True, kw_only=True):
-    """A question to a person. `digest` covers `subject`, and goes back with the answer."""
+    """An open question to a person. `digest` covers `subject`, and goes back with the answer. How it ended stands in the
+    events."""
 
     approval_id: str
     run_id: str
     kind: Literal["tool_call", "unknown_outcome", "budget", "retry"]
-    status: Literal["open", "allowed", "denied", "consumed", "answered", "expired", "voided", "withdrawn"]
+    status: Literal["open"]
     digest: str
     subject: dict[str, Any]
     choices: tuple[str, ...]
     requested_at: datetime
     step_id: str | None = None
     expires_at: datetime | None = None
-    decision: str | None = None
-    decided_at: datetime | None = None
-    decided_by: str | None = None
-    comment: str | None = None
 
 
 class Request(Shown, frozen=True, kw_only=True):

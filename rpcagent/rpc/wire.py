@@ -22,6 +22,7 @@ MOST_WAIT_MS = 600_000
 STEP_WAIT_MS = 30_000
 MOST_PAGE = 1_000
 
+RunStatus = Literal["ready", "running", "waiting", "completed", "failed", "cancelled", "damaged"]
 WaitMs = Annotated[int, Meta(ge=0, le=MOST_WAIT_MS)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Limit = Annotated[int, Meta(ge=1, le=MOST_PAGE)]
@@ -173,7 +174,7 @@ class StatusParams(Params, frozen=True, kw_only=True):
 
 
 class ListParams(Params, frozen=True, kw_only=True):
-    status: tuple[str, ...] = ()
+    status: tuple[RunStatus, ...] = ()
     namespace: str | None = None
     agent: str | None = None
     open_approvals: bool = False
@@ -201,8 +202,7 @@ def fingerprint(method: str, params: Keyed) -> str:
 
 def check_keyed(params: Keyed) -> None:
     """Raises InvalidParams for a key or a run id that is none. Such text never comes near a file name."""
-    if not is_request_key(params.client_request_id):
-        raise errors.InvalidParams("1 to 128 characters of A-Z a-z 0-9 . _ : / -", path="$.clientRequestId")
+    check_key(params.client_request_id)
     run_id = getattr(params, "run_id", None)
     if run_id is not None:
         check_run_id(run_id)
@@ -210,6 +210,22 @@ def check_keyed(params: Keyed) -> None:
     if approval_id is not None and not _APPROVAL.fullmatch(approval_id):
         raise errors.InvalidParams("not an approval id; take it from `status`", path="$.approvalId")
     check_namespace(getattr(params, "namespace", ""))
+
+
+def check_status(params: StatusParams) -> None:
+    """Raises InvalidParams for ids that are none, and for a namespace that nothing would be looked up in."""
+    if params.run_id is not None:
+        check_run_id(params.run_id)
+    if params.client_request_id is not None:
+        check_key(params.client_request_id)
+    elif params.namespace:
+        raise errors.InvalidParams("goes only with clientRequestId; `list` takes one alone", path="$.namespace")
+    check_namespace(params.namespace)
+
+
+def check_key(key: str) -> None:
+    if not is_request_key(key):
+        raise errors.InvalidParams("1 to 128 characters of A-Z a-z 0-9 . _ : / -", path="$.clientRequestId")
 
 
 def check_run_id(run_id: str) -> None:

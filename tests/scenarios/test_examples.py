@@ -27,7 +27,6 @@ NOT_HERE = {
 }
 """Error codes that no example shows, and why."""
 
-_SHOWN_WHILE_OPEN = "a question is shown while it is open; its end stands in the events"
 _ENDS = "the process ends with exit code 70, or has ended"
 RARE = {
     "Journal.state=poisoned": _ENDS,
@@ -35,12 +34,6 @@ RARE = {
     "StatusResult.status=closed": _ENDS,
     "WarningShown.kind": "nothing is warned of in this version",
     "WarningShown.message": "nothing is warned of in this version",
-    "Run.status=damaged": "only where not even the first record of a run can be read",
-    **{f"Approval.{name}": _SHOWN_WHILE_OPEN for name in ("comment", "decidedAt", "decidedBy", "decision")},
-    **{
-        f"Approval.status={status}": _SHOWN_WHILE_OPEN
-        for status in ("allowed", "answered", "consumed", "denied", "expired", "voided", "withdrawn")
-    },
     "approval_voided": "needs a policy of today that is stricter than the pinned one, which a client cannot send",
     "late_outcome": "needs an outcome that comes when its step was decided otherwise",
 }
