@@ -167,7 +167,7 @@ def _already(ask: Ask, approval: Approval, decision: str) -> Receipt:
         raise errors.AlreadyDecided(
             f"the first answer stands: {approval.decision}",
             decision=approval.decision,
-            decidedAt=approval.decided_at.isoformat() if approval.decided_at else None,
+            decidedAt=approval.decided_at,
         )
     return _settled(ask, {"approval": _decision(approval, decision, already=True)})
 

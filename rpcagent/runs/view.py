@@ -25,10 +25,12 @@ def run_status(state: RunState, epoch: int, *, busy: bool) -> str:
 
 
 def retry_at(state: RunState) -> datetime | None:
-    """When the clock lets the step that holds the run up go on, where that is in the future of its last event."""
+    """When the clock lets the step that holds the run up go on, where nothing but the clock holds it up."""
     first = next(iter(state.open_steps()), None)
-    if first is None or first.retry_at is None or first.status == "waiting_approval":
+    if state.ended or first is None or first.retry_at is None or first.status == "waiting_approval":
         return None
+    if question_of(state) is not None:
+        return None  # a person holds it up, not the clock
     return first.retry_at
 
 
@@ -97,7 +99,7 @@ def step_view(step: Step) -> dict[str, Any]:
         "interrupted": step.interrupted or None,
         "abandoned": step.abandoned or None,
         "lookUp": step.look_up or None,
-        "retryAt": step.retry_at,
+        "retryAt": step.retry_at if step.status in {"not_started", "started"} else None,
         "startedAt": step.started_at,
         "endedAt": step.ended_at,
         "result": step.result,
@@ -109,6 +111,7 @@ def step_view(step: Step) -> dict[str, Any]:
 
 
 def approval_view(run_id: str, approval: Approval) -> dict[str, Any]:
+    """An open question."""
     shown: dict[str, Any] = {
         "approvalId": approval.approval_id,
         "runId": run_id,
@@ -119,14 +122,7 @@ def approval_view(run_id: str, approval: Approval) -> dict[str, Any]:
         "choices": approval.choices,
         "requestedAt": approval.requested_at,
     }
-    optional = {
-        "stepId": approval.step_id,
-        "expiresAt": approval.expires_at,
-        "decision": approval.decision,
-        "decidedAt": approval.decided_at,
-        "decidedBy": approval.decided_by or None,
-        "comment": approval.comment or None,
-    }
+    optional = {"stepId": approval.step_id, "expiresAt": approval.expires_at}
     shown.update({name: value for name, value in optional.items() if value is not None})
     return shown
 
