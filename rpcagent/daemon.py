@@ -8,6 +8,7 @@ kill -9 is the normal case: nothing that is right depends on what happens here a
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import os
 import secrets
@@ -194,8 +195,13 @@ class Daemon:
             fatal=self._fatal,
             grace_ms=GRACE_MS,
         )
-        for run_id, body in entries:
-            supervisor.load(run_id, body)
+        gc.disable()  # as in the command line: what is replayed stays
+        try:
+            for run_id, body in entries:
+                supervisor.load(run_id, body)
+        finally:
+            gc.freeze()
+            gc.enable()
         last_at = supervisor.last_at()
         if last_at is not None:
             clock.not_before(last_at)
