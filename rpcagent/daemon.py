@@ -131,9 +131,8 @@ class Daemon:
     async def _open(self) -> None:
         """Takes the lock, replays, makes the open pass durable, and only then lets a request in."""
         while (trouble := self._take_lock()) is not None:
-            self._store_error = trouble
+            self._store_error, self._exit = trouble, EXIT_NO_STORE
             if not isinstance(trouble, errors.StoreLocked):
-                self._exit = EXIT_NO_STORE
                 self._opened.set()  # waiting would not help; tried again all the same
             await anyio.sleep(LOCK_RETRY_S)
         while True:

@@ -68,6 +68,7 @@ class Daemon:
             command[len(RIGGED) : len(RIGGED)] = ["--report-fd", str(theirs)]
             passed = (theirs,)
         self.log = store.parent / f"{store.name}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -167,6 +168,18 @@ class Daemon:
         while not condition(shown := self.call("status", runId=run_id)):
             self._take(self.message(_left(end)))
         return shown
+
+    def once_not(self, code: str, timeout: float = WAIT_S) -> dict[str, Any]:
+        """The daemon's status, asked for again (at most 20 times a second) as long as it is refused with this word."""
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                return self.call("status")
+            except Refused as refusal:
+                assert refusal.code == code, refusal
+                assert refusal.data["retryable"] is True
+                assert time.monotonic() < end, f"still {code}"
+            select.select([self._out()], [], [], 0.05)
 
     def listen(self) -> dict[str, Any]:
         return self.call("initialize", protocolVersion=1, capabilities={"events": "all"})
