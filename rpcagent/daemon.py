@@ -285,6 +285,7 @@ class Daemon:
             if session is None:
                 session = without = without or self._without_store()
             await session.feed(frames)
+            self._wire.flush()
         if not waited:
             with anyio.move_on_after(self._config.lock_wait_s):
                 await self._opened.wait()
