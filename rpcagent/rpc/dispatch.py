@@ -15,6 +15,7 @@ import inspect
 import re
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib.machinery import PathFinder
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -137,7 +138,7 @@ class Dispatcher:
                 return Error(fault.number, fault.message, fault.data)
 
         # jsonrpcserver asks for it at every call, and computing it costs more than all the rest of the call.
-        entry.__signature__ = inspect.signature(entry)  # type: ignore[attr-defined]
+        entry.__signature__ = _Fits.from_callable(entry)  # type: ignore[attr-defined]
         return entry
 
     def _incident(self, error: BaseException, method: str) -> errors.InternalError:
@@ -152,6 +153,16 @@ class Dispatcher:
 
 
 _Right: Any = type(Success(None))
+
+
+class _Fits(inspect.Signature):
+    """Of an entry: it is always called with a context and params, so there is nothing to find out at every call."""
+
+    __slots__ = ()
+
+    def bind(self, *_args: Any, **_kwargs: Any) -> inspect.BoundArguments:
+        return inspect.BoundArguments(self, OrderedDict())
+
 
 _Params = TypeVar("_Params", bound=msgspec.Struct)
 _AT = re.compile(r"\$[^`]*")
