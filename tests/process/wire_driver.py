@@ -35,6 +35,7 @@ class Refused(Exception):
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(error)
         self.number: int = error["code"]
+        self.message: str = error["message"]
         self.data: dict[str, Any] = error.get("data", {})
         self.code: str = self.data.get("code", "")
 
@@ -50,6 +51,7 @@ class Daemon:
         rig: tuple[str, ...] = (),
         workspace: Path | None = None,
         stderr: int | None = None,
+        log: Path | None = None,
         before_exec: Callable[[], None] | None = None,
     ) -> None:
         self.store = store
@@ -67,15 +69,15 @@ class Daemon:
             self._report_fd, theirs = os.pipe()
             command[len(RIGGED) : len(RIGGED)] = ["--report-fd", str(theirs)]
             passed = (theirs,)
-        self.log = store.parent / f"{store.name}.log"
+        self.log = log or store.parent / f"{store.name}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as written:
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=log if stderr is None else stderr,
+                stderr=written if stderr is None else stderr,
                 pass_fds=passed,
                 preexec_fn=before_exec,  # noqa: PLW1509 - the tests have one thread
                 bufsize=0,
