@@ -172,9 +172,21 @@ class Spent(Shown, frozen=True, kw_only=True):
     active_s: float = 0.0
 
 
+class Limits(Shown, frozen=True, kw_only=True):
+    """What is not there is not limited."""
+
+    steps: int | None = None
+    attempts: int | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+    active_s: float | None = None
+
+
 class Budget(Shown, frozen=True, kw_only=True):
+    """`limits` with what a person has added."""
+
     spent: Spent
-    limits: dict[str, float]
+    limits: Limits
 
 
 class Pinned(Shown, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import msgspec
 from rpcagent import errors
 from rpcagent.runs import events as ev
 from rpcagent.runs.state import Approval, RunState, question_of
-from rpcagent.runs.view import approval_view, recovery_plan
+from rpcagent.runs.view import approval_view, recovery_plan, run_status
 
 
 class StepCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ def receive(state: RunState, ask: Ask, epoch: int, now: datetime, *, busy: bool)
         case ResumeCommand(plan_digest=digest):
             return _resume(state, ask, digest, epoch)
         case ApproveCommand() as command:
-            return _approve(state, ask, command, now)
+            return _approve(state, ask, command, now, run_status(state, epoch, busy=busy))
         case CancelCommand(reason=reason):
             return _cancel(state, ask, reason)
 
@@ -102,9 +102,11 @@ def _settled(ask: Ask, decision: dict[str, Any], *events: ev.AnyEvent) -> Receip
 
 def _check_step(state: RunState, epoch: int, *, busy: bool) -> None:
     if state.ended or state.phase == "cancelling":
-        raise errors.InvalidState(f"the run is {state.phase}: it takes no further step", status=state.phase)
+        status = run_status(state, epoch, busy=busy)
+        raise errors.InvalidState(f"the run is {state.phase}: it takes no further step", status=status)
     if state.drive == "auto":
-        raise errors.InvalidState("the run is in auto drive and advances by itself; poll `status`", status="running")
+        status = run_status(state, epoch, busy=busy)
+        raise errors.InvalidState("the run is in auto drive and advances by itself; poll `status`", status=status)
     if state.held(epoch):
         raise errors.InvalidState(
             "the run waits for `resume` after a restart", retryable=True, status="ready", resumeRequired=True
@@ -136,7 +138,7 @@ def _resume(state: RunState, ask: Ask, digest: str | None, epoch: int) -> Receip
     return _settled(ask, {"recovery": {"released": True, **plan}}, released)
 
 
-def _approve(state: RunState, ask: Ask, command: ApproveCommand, now: datetime) -> Receipt:
+def _approve(state: RunState, ask: Ask, command: ApproveCommand, now: datetime, status: str) -> Receipt:
     approval = state.approval(command.approval_id)
     if approval is None:
         raise errors.NotFound("this run has no such approval", runId=state.run_id, approvalId=command.approval_id)
@@ -144,12 +146,14 @@ def _approve(state: RunState, ask: Ask, command: ApproveCommand, now: datetime) 
         raise errors.StaleDigest(
             "the digest is not that of this question: look at it in `status` before you answer", digest=approval.digest
         )
+    live = approval.status in {"open", "allowed"}
+    expired = live and approval.expires_at is not None and approval.expires_at <= now
+    if expired or approval.status in {"expired", "voided", "withdrawn"}:
+        # An allow that was given, and can no longer be used, is not reported as standing.
+        how = "expired" if expired else approval.status
+        raise errors.InvalidState(f"the question is {how} and takes no answer", status=status, approval=how)
     if approval.decision is not None:
         return _already(ask, approval, command.decision)
-    expired = approval.expires_at is not None and approval.expires_at <= now
-    if approval.status != "open" or expired:
-        how = "expired" if expired else approval.status
-        raise errors.InvalidState(f"the question is {how} and takes no answer", status=state.phase, approval=how)
     _check_decision(approval, command)
     decided = ev.ApprovalDecided(
         approval_id=approval.approval_id,

@@ -70,15 +70,28 @@ def status_view(state: RunState, epoch: int, *, busy: bool) -> dict[str, Any]:
     """Everything that `status` says about one run, but its request."""
     steps = (*state.recent, *state.steps.values())
     ordered = sorted(steps, key=lambda s: int(s.step_id.rsplit("_", 1)[1]))[-STEPS_SHOWN:]
-    limits = {name: state.limit(name) for name in ("steps", "attempts", "tokens", "cost_usd", "active_s")}
+    asked = {a.step_id: a.approval_id for a in state.open_approvals() if a.kind == "unknown_outcome"}
     return {
         "run": run_view(state, epoch, busy=busy),
         "input": state.input,
-        "steps": [step_view(s) for s in ordered],
+        "steps": [step_view(s) | _question(asked.get(s.step_id)) for s in ordered],
         "approvals": [approval_view(state.run_id, a) for a in state.open_approvals()],
-        "budget": {"spent": state.spent, "limits": {_camel(k): v for k, v in limits.items() if v is not None}},
+        "budget": {"spent": state.spent, "limits": _limits(state)},
         "definition": {"pinned": state.definition_digest, "contextVersion": state.definition.context_version},
     }
+
+
+def _question(approval_id: str | None) -> dict[str, Any]:
+    """The open question that an unknown step waits for."""
+    return {} if approval_id is None else {"approvalId": approval_id}
+
+
+def _limits(state: RunState) -> dict[str, int | float]:
+    """What is counted stays a whole number, also where a person has added to it."""
+    counted = {"steps": state.limit("steps"), "attempts": state.limit("attempts"), "tokens": state.limit("tokens")}
+    measured = {"costUsd": state.limit("cost_usd"), "activeS": state.limit("active_s")}
+    shown: dict[str, int | float] = {name: int(value) for name, value in counted.items() if value is not None}
+    return shown | {name: value for name, value in measured.items() if value is not None}
 
 
 def step_view(step: Step) -> dict[str, Any]:
@@ -171,8 +184,3 @@ def needs_attention(state: RunState, epoch: int) -> list[dict[str, Any]]:
     if state.held(epoch):
         lines.append({"runId": state.run_id, "kind": "resume", "since": state.last_at})
     return lines
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.title() for part in rest)
