@@ -302,8 +302,8 @@ def _approval_decided(state: RunState, event: ev.ApprovalDecided, at: datetime) 
     status: ApprovalStatus = "answered"
     if event.decision == "deny":
         status = "denied"
-    elif event.decision in {"allow", "did_not_happen"}:
-        status = "allowed"  # consumed by the intent that names it
+    elif event.decision in {"allow", "did_not_happen"} and state.phase == "active":
+        status = "allowed"  # consumed by the intent that names it; after a cancel there will be none
     approval = replace(
         approval,
         status=status,
@@ -352,10 +352,11 @@ def _approval_expired(state: RunState, event: ev.ApprovalExpired, _at: datetime)
 def _approval_voided(state: RunState, event: ev.ApprovalVoided, _at: datetime) -> RunState:
     approval = _becomes(state, _approval(state, event.approval_id, event), event)
     state = _put(state, approval)
-    if approval.step_id is None or state.steps[approval.step_id].status == "not_started":
-        step = replace(state.steps[approval.step_id or ""], approval_id=None)
+    before = state.steps.get(approval.step_id or "")
+    if before is not None and before.status == "not_started":
+        step = replace(before, approval_id=None)
     else:
-        step = _move(state, approval.step_id, event, approval_id=None)
+        step = _move(state, approval.step_id or "", event, approval_id=None)
     return _with(state, step)
 
 
@@ -403,7 +404,9 @@ def _cancel_requested(state: RunState, event: ev.CancelRequested, at: datetime) 
 
 
 def _withdraw(state: RunState, *, keep: str = "unknown_outcome") -> RunState:
-    gone = {i: replace(a, status="withdrawn") for i, a in state.approvals.items() if a.kind != keep}
+    gone = {
+        i: replace(a, status="withdrawn") for i, a in state.approvals.items() if a.kind != keep or a.status != "open"
+    }
     live = {i: a for i, a in state.approvals.items() if i not in gone}
     return replace(state, approvals=live, closed={**state.closed, **gone})
 

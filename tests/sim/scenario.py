@@ -16,6 +16,7 @@ from .outside import TOOLS, Author, Habits, Service, Turn
 from .process import Process
 from .world import MOST_SECONDS, Plan, World
 
+UNDISTURBED = Plan()
 ALLOW = (Rule(do="allow", effect="idempotent"), Rule(do="allow", effect="reconcilable"))
 
 
@@ -58,7 +59,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def play(
-    scenario: Scenario, plan: Plan = Plan(), told: Truth = "happened", kind: type[Supervisor] = Supervisor
+    scenario: Scenario, plan: Plan = UNDISTURBED, told: Truth = "happened", kind: type[Supervisor] = Supervisor
 ) -> Ending:
     """One scenario from its first request to its end, through all crashes of the plan."""
     world = World(plan)
