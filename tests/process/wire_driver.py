@@ -149,7 +149,7 @@ class Daemon:
         """The answer with this id, whatever else comes before it."""
         end = time.monotonic() + timeout
         while ident not in self._answers:
-            self._take(self.message(_left(end)))
+            self.take(self.message(_left(end)))
         return self._answers.pop(ident)
 
     def message(self, timeout: float = WAIT_S) -> Any:
@@ -168,7 +168,7 @@ class Daemon:
         have been asked for them: `listen`."""
         end = time.monotonic() + timeout
         while not condition(shown := self.call("status", runId=run_id)):
-            self._take(self.message(_left(end)))
+            self.take(self.message(_left(end)))
         return shown
 
     def once_not(self, code: str, timeout: float = WAIT_S) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class Daemon:
         self._buffer += data
         return bool(data)
 
-    def _take(self, message: Any) -> None:
+    def take(self, message: Any) -> None:
         for one in message if isinstance(message, list) else [message]:
             assert one["jsonrpc"] == "2.0", one
             if "method" in one:

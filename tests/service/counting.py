@@ -117,7 +117,11 @@ class Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         url = urlsplit(self.path)
         query = dict(parse_qsl(url.query))
-        raw = self.rfile.read(min(int(self.headers.get("Content-Length") or 0), BODY_BYTES))
+        length = min(int(self.headers.get("Content-Length") or 0), BODY_BYTES)
+        raw = self.rfile.read(length)
+        if len(raw) < length:  # the caller died in the middle of its request: nothing was asked for
+            self.close_connection = True
+            return
         body = json.loads(raw) if raw else {}
         own = {"/control": self._control, "/release": self._release, "/wait": self._wait, "/lookup": self._look_up}
         try:
