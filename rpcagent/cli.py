@@ -82,6 +82,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     gc.freeze()
     gc.enable()
+    gc.set_threshold(10_000, 20, 20)  # state is frozen data without cycles: there is little to find
 
     workspace = options.workspace.resolve()
     if not workspace.is_dir():
