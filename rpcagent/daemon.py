@@ -79,6 +79,10 @@ def _elapsed() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
+def _utc() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def default_store(workspace: Path) -> Path:
     """The user's state directory, by the hash of the real path of the workspace. Never inside the workspace."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
@@ -156,7 +160,7 @@ class Daemon:
         """None: this process owns the store."""
         try:
             make_store_folder(self._config.store)
-            self._lock = StoreLock.take(self._config.store, since=datetime.now(UTC).isoformat())
+            self._lock = StoreLock.take(self._config.store, since=_utc())
         except errors.RpcAgentError as error:
             return error
         except OSError as error:
@@ -173,7 +177,7 @@ class Daemon:
                 disk,
                 draw_store_id=lambda: "sto_" + secrets.token_hex(12),
                 app=__version__,
-                at=clock.now().isoformat(),
+                at=_utc(),
                 lock=self._lock,
             )
         except errors.RpcAgentError:
@@ -329,7 +333,10 @@ class Daemon:
                 raise errors.InvalidParams("give `script` or `scriptFile`, not both", path="$.agent.model.scriptFile")
             from rpcagent.models.scripted import load_script
 
-            script = load_script(Path(params.script_file))
+            try:
+                script = load_script(Path(params.script_file))
+            except errors.InvalidParams as error:
+                raise errors.InvalidParams(error.message, path="$.agent.model.scriptFile") from None
         settings = ModelSettings(
             provider=params.provider,
             name=params.model,
@@ -379,6 +386,7 @@ class Daemon:
         self._log.error(
             "the log is poisoned; the process ends, and the next one decides by what it finds", **error.data
         )
+        self._notifier.warn("storage_poisoned", error.message)
         self._exit = EXIT_POISONED
         self._grace_ms = 0
         self._stopping.set()

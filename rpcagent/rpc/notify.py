@@ -63,9 +63,10 @@ class Notifier:
         for run_id, seq in missed.items():
             self.notify("run/lag", {"runId": run_id, "afterSeq": seq - 1})
 
-    def warn(self, kind: str, **details: Any) -> None:
+    def warn(self, kind: str, message: str) -> None:
+        """To every peer that has said `initialize`, whatever it subscribed to."""
         if self._wanted is not None:
-            self.notify("daemon/warning", {"kind": kind, **details})
+            self.notify("daemon/warning", {"kind": kind, "message": message})
 
     def notify(self, method: str, params: Any) -> None:
         self._send(_encode({"jsonrpc": "2.0", "method": method, "params": params}))

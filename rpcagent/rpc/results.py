@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from rpcagent.rpc.wire import RunStatus
 
@@ -64,6 +64,14 @@ class Run(Shown, frozen=True, kw_only=True):
     damaged: str | None = None
 
 
+class Usage(Shown, frozen=True, kw_only=True):
+    """Of one model call, as the provider counted it. Members that are zero are left out."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float = 0.0
+
+
 class Step(Shown, frozen=True, kw_only=True):
     """`kind` gate: the run reached a question instead of an action."""
 
@@ -88,6 +96,7 @@ class Step(Shown, frozen=True, kw_only=True):
     result: dict[str, Any] | None = None
     error: Trouble | None = None
     source: Literal["tool", "look_up", "person"] | None = None
+    usage: Usage | None = None
 
 
 class Approval(Shown, frozen=True, kw_only=True):
@@ -198,8 +207,8 @@ class Attention(Shown, frozen=True, kw_only=True):
     """A run that a person must do something about."""
 
     run_id: str
-    kind: Literal["tool_call", "unknown_outcome", "budget", "retry", "resume"]
-    since: datetime
+    kind: Literal["tool_call", "unknown_outcome", "budget", "retry", "resume", "damaged"]
+    since: datetime | None = None
     approval_id: str | None = None
     expires_at: datetime | None = None
 
@@ -301,9 +310,11 @@ class LagShown(Shown, frozen=True, kw_only=True):
     after_seq: int
 
 
-class WarningShown(Struct, frozen=True, kw_only=True, rename="camel"):
-    kind: str
-    message: str = field(default="")
+class WarningShown(Shown, frozen=True, kw_only=True):
+    """`storage_poisoned`: the disk failed a sync; the process ends, and the next one decides by what it finds."""
+
+    kind: Literal["storage_poisoned"]
+    message: str
 
 
 RESULTS: dict[str, type[Struct]] = {

@@ -107,11 +107,15 @@ def open_pass(state: RunState, rules: Rules, now: datetime) -> tuple[ev.AnyEvent
     if any(s.status == "started" and not s.interrupted for s in state.steps.values()):
         appended.append(ev.RunReopened(epoch=rules.epoch))
         state = fold(state, appended[0], now)
-    while events := _settle_step_request(state) or _expire(state, now) or _doubt(state, frozenset(), now):
+    while events := _settle_step_request(state) or _owed(state, now):
         for event in events:
             state = fold(state, event, now)
         appended += events
     return tuple(appended)
+
+
+def _owed(state: RunState, now: datetime) -> tuple[ev.AnyEvent, ...]:
+    return () if state.ended else _expire(state, now) or _doubt(state, frozenset(), now)
 
 
 def decide(state: RunState, in_flight: InFlight, rules: Rules, now: datetime) -> Decision:
@@ -149,7 +153,8 @@ def _settle_step_request(state: RunState) -> tuple[ev.AnyEvent, ...]:
     shown: dict[str, Any] | None = None
     step = state.step(state.step_request_step) if state.step_request_step else None
     if step is not None and (step.settled or step.status == "unknown"):
-        shown = step_decision(step)
+        asked = (a for a in state.open_approvals() if a.kind == "unknown_outcome" and a.step_id == step.step_id)
+        shown = step_decision(step, next(asked, None))
     elif (question := question_of(state)) is not None:
         shown = gate_decision(question)  # no request is held open for a person
     elif not state.ended:
@@ -162,8 +167,8 @@ def _settle_step_request(state: RunState) -> tuple[ev.AnyEvent, ...]:
     )
 
 
-def step_decision(step: Step) -> dict[str, Any]:
-    """How a step ended, as the request that asked for it is answered for ever."""
+def step_decision(step: Step, question: Approval | None) -> dict[str, Any]:
+    """How a step ended, as the request that asked for it is answered for ever; `question`: the one about its outcome."""
     shown: dict[str, Any] = {
         "stepId": step.step_id,
         "kind": step.kind,
@@ -171,7 +176,15 @@ def step_decision(step: Step) -> dict[str, Any]:
         "status": step.status,
         "attempt": step.attempt,
     }
-    optional = {"approvalId": step.approval_id, "result": step.result, "error": step.error}
+    if step.kind == "tool_call":
+        shown |= {"effect": step.effect, "arguments": step.arguments}
+    optional = {
+        "approvalId": question.approval_id if question is not None else step.approval_id,
+        "result": step.result,
+        "error": step.error,
+        "source": step.source,
+        "usage": step.usage,
+    }
     shown.update(msgspec.to_builtins({k: v for k, v in optional.items() if v is not None}))
     return shown
 
@@ -223,7 +236,7 @@ def _unknowable(state: RunState, step: Step, now: datetime) -> bool:
     """Nothing that may be done without asking can settle this interrupted attempt."""
     if step.kind == "model_call" or step.effect == "read_only":
         return False
-    if state.phase == "cancelling" or step.effect == "at_most_once":
+    if state.phase == "cancelling" or state.stopping is not None or step.effect == "at_most_once":
         return True
     if step.effect == "reconcilable":
         return step.look_up == "unsure"
@@ -341,7 +354,7 @@ def _neighbours(state: RunState, one: Step, other: Step) -> bool:
 
 
 def _can_start(state: RunState, step: Step, now: datetime) -> bool:
-    if step.retry_at is not None and step.retry_at > now:
+    if step.retry_at is not None and step.retry_at > now and not _trouble(state, step):
         return False
     if step.status == "waiting_approval":
         approval = state.approvals.get(step.approval_id or "")
@@ -360,14 +373,14 @@ def _may_begin(state: RunState, step: Step | None) -> bool:
     return state.step_request is not None and state.step_request_step is None
 
 
-def _trouble(step: Step, limit_ms: int) -> bool:
+def _trouble(state: RunState, step: Step) -> bool:
     """Retried for long enough: its last attempt began when the bound was over. A person is asked; the run does not fail
     for trouble around it."""
     return (
         step.status in {"not_started", "started"}
         and step.waiting_since is not None
         and step.started_at is not None
-        and step.started_at >= step.waiting_since + timedelta(milliseconds=limit_ms)
+        and step.started_at >= step.waiting_since + timedelta(milliseconds=state.definition.model.retry_for_ms)
     )
 
 
@@ -375,7 +388,7 @@ def _hold_up(state: RunState, step: Step | None, in_flight: InFlight, rules: Rul
     """What stands between a step and its next attempt: the process's end, the drive, lasting trouble, the budget."""
     if rules.draining or not _may_begin(state, step):
         return Decision(wake=_wake(state, now))
-    if step is not None and _trouble(step, state.definition.model.retry_for_ms):
+    if step is not None and _trouble(state, step):
         return Decision(append=(approvals.retry(state, step),))
     reserve = state.definition.model.max_output_tokens if step is None or step.kind == "model_call" else 0
     limit = budgets.exceeded(state, new_step=step is None or step.attempt == 0, reserve_tokens=reserve)

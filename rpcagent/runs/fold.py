@@ -141,7 +141,15 @@ def _model_call_started(state: RunState, event: ev.ModelCallStarted, at: datetim
 
 def _model_answered(state: RunState, event: ev.ModelAnswered, at: datetime) -> RunState:
     before = state.steps.get(event.step_id)
-    step = _move(state, event.step_id, event, ended_at=at, interrupted=False, reserved_tokens=0)
+    step = _move(
+        state,
+        event.step_id,
+        event,
+        ended_at=at,
+        interrupted=False,
+        reserved_tokens=0,
+        usage=event.usage if event.usage != ev.Usage() else None,
+    )
     used = event.usage.input_tokens + event.usage.output_tokens
     spent = _closing(before or step, state.spent, at)
     spent = replace(
@@ -315,7 +323,7 @@ def _approval_decided(state: RunState, event: ev.ApprovalDecided, at: datetime) 
     state = _put(state, approval)
     if event.decision == "stop":
         return replace(
-            state, stopping=ev.Trouble(kind=approval.kind, message=f"A person answered stop. {event.comment}")
+            state, stopping=ev.Trouble(kind=approval.kind, message=f"A person answered stop. {event.comment}".rstrip())
         )
     if approval.kind == "unknown_outcome" and approval.step_id is not None:
         return _outcome_told(state, approval, event, at)
@@ -412,19 +420,21 @@ def _withdraw(state: RunState, *, keep: str = "unknown_outcome") -> RunState:
 
 
 def _run_cancelled(state: RunState, event: ev.RunCancelled, at: datetime) -> RunState:
-    steps = {
-        i: replace(s, status="withdrawn", ended_at=at) if s.status in {"started", "not_started"} else s
-        for i, s in state.steps.items()
-    }
-    return replace(_withdraw(state), phase="cancelled", steps=steps, unresolved=event.unresolved)
+    return replace(_withdraw(state), phase="cancelled", steps=_ended_steps(state, at), unresolved=event.unresolved)
+
+
+def _ended_steps(state: RunState, at: datetime) -> dict[str, Step]:
+    """What the end of a run leaves of its steps: nothing that looks as if it were still to come."""
+    gone = {"started", "not_started", "waiting_approval"}
+    return {i: replace(s, status="withdrawn", ended_at=at) if s.status in gone else s for i, s in state.steps.items()}
 
 
 def _run_completed(state: RunState, event: ev.RunCompleted, _at: datetime) -> RunState:
     return replace(_withdraw(state, keep=""), phase="completed", output=event.output)
 
 
-def _run_failed(state: RunState, event: ev.RunFailed, _at: datetime) -> RunState:
-    return replace(_withdraw(state, keep=""), phase="failed", error=event.error)
+def _run_failed(state: RunState, event: ev.RunFailed, at: datetime) -> RunState:
+    return replace(_withdraw(state, keep=""), phase="failed", steps=_ended_steps(state, at), error=event.error)
 
 
 _APPLY: Final = cast(

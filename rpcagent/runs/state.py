@@ -13,7 +13,7 @@ import msgspec
 
 from rpcagent.runs.definition import Definition, Drive, Recovery
 from rpcagent.runs.effects import EffectClass
-from rpcagent.runs.events import ApprovalKind, Method, Source, ToolCall, Trouble
+from rpcagent.runs.events import ApprovalKind, Method, Source, ToolCall, Trouble, Usage
 
 StepKind = Literal["model_call", "tool_call"]
 StepStatus = Literal[
@@ -54,6 +54,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     error: Trouble | None = None
     source: Source | None = None
     reserved_tokens: int = 0
+    usage: Usage | None = None
 
     @property
     def settled(self) -> bool:

@@ -93,15 +93,18 @@ class Supervisor:
             commit = ev.decode(body)
             actor.state = apply(actor.state, commit, run_id)
         except (msgspec.MsgspecError, IllegalTransition) as error:
-            incident = self.incident(error, f"run {run_id}")
-            actor.damaged = f"its records cannot be replayed; incident {incident} in the log"
-            actor.failed = errors.StoreDamaged(
-                "the records of this run cannot be replayed; they are kept as they are",
-                runs=[run_id],
-                reason=type(error).__name__,
-            )
+            self._keep_as_it_is(actor, error)
             return
         actor.commits.append(commit)
+
+    def _keep_as_it_is(self, actor: Actor, error: Exception) -> None:
+        incident = self.incident(error, f"run {actor.run_id}")
+        actor.damaged = f"its records cannot be replayed; incident {incident} in the log"
+        actor.failed = errors.StoreDamaged(
+            "the records of this run cannot be replayed; they are kept as they are",
+            runs=[actor.run_id],
+            reason=type(error).__name__,
+        )
 
     def last_at(self) -> datetime | None:
         """The latest instant that the log knows; the clock may not begin before it."""
@@ -118,7 +121,11 @@ class Supervisor:
             for actor in self.actors.values():
                 if actor.state is None or actor.failed is not None:
                     continue
-                events = open_pass(actor.state, self.rules, now)
+                try:
+                    events = open_pass(actor.state, self.rules, now)
+                except IllegalTransition as error:
+                    self._keep_as_it_is(actor, error)
+                    continue
                 if events:
                     group.start_soon(self._reopen, actor, events, max(now, actor.state.last_at), failures)
         if failures:
@@ -268,7 +275,10 @@ class Supervisor:
             self.counts[status] += 1
             if before is not None:
                 self.counts[before] -= 1
-        lines = needs_attention(actor.state, self.rules.epoch) if actor.state is not None else []
+        if actor.failed is not None:
+            lines: list[dict[str, Any]] = [{"runId": actor.run_id, "kind": "damaged"}]
+        else:
+            lines = needs_attention(actor.state, self.rules.epoch) if actor.state is not None else []
         if lines:
             self.attention[actor.run_id] = lines
         else:

@@ -118,6 +118,7 @@ def step_view(step: Step) -> dict[str, Any]:
         "result": step.result,
         "error": step.error,
         "source": step.source,
+        "usage": step.usage,
     }
     shown.update({name: value for name, value in optional.items() if value is not None})
     return shown

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-NUMBER_OF_MARK = {True: "yes", False: "NO", None: ""}
+_MARKS = {True: "yes", False: "NO", None: ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Target:
         return seen <= self.number if self.sign == "<=" else seen >= self.number
 
     def __str__(self) -> str:
-        return f"{self.sign} {self.number:g}" + (" x" if self.of == "ratio" else "")
+        return f"{self.sign} {self.number:,g}" + (" x" if self.of == "ratio" else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         "" if row.ratio is None else f"{row.ratio:.2f}",
         "" if row.spread is None else f"{row.spread:.0%}",
         str(row.target or ""),
-        NUMBER_OF_MARK[row.met] + (" gate" if row.gate else ""),
+        _MARKS[row.met] + (" gate" if row.gate else ""),
     )
 
 

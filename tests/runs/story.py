@@ -59,6 +59,11 @@ def sid(ordinal: int) -> str:
     return step_id(RUN, ordinal)
 
 
+def assert_shows(decision: Any, step: dict[str, Any]) -> None:
+    """The recorded answer of a `step` says this of its step, and perhaps more."""
+    assert {name: decision["step"].get(name) for name in step} == step
+
+
 class Story:
     """`performed` are all actions in the order in which they began; `in_flight` those without a report."""
 
@@ -200,9 +205,7 @@ class Story:
     def answer(self, decision: str, key: str = "", place: int = 0, **more: Any) -> Receipt:
         """Answers an open question."""
         question = self.opened()[place]
-        command = ApproveCommand(
-            approval_id=question.approval_id, digest=question.digest, decision=decision, **more
-        )
+        command = ApproveCommand(approval_id=question.approval_id, digest=question.digest, decision=decision, **more)
         return self.asked(key or f"approve-{len(self.events)}", command)
 
     def decision(self, key: str) -> Any:

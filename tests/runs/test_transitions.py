@@ -64,9 +64,7 @@ def with_question(status: ApprovalStatus, step: StepStatus = "waiting_approval")
     )  # fmt: skip
     live = status in {"open", "allowed"}
     state = with_step(step, approval_id=QUESTION)
-    return replace(
-        state, approvals={QUESTION: question} if live else {}, closed={} if live else {QUESTION: question}
-    )
+    return replace(state, approvals={QUESTION: question} if live else {}, closed={} if live else {QUESTION: question})
 
 
 @pytest.mark.parametrize("kind", STEP_EVENTS, ids=lambda k: k.__name__)

@@ -32,8 +32,9 @@ RARE = {
     "Journal.state=poisoned": _ENDS,
     "StatusResult.status=poisoned": _ENDS,
     "StatusResult.status=closed": _ENDS,
-    "WarningShown.kind": "nothing is warned of in this version",
-    "WarningShown.message": "nothing is warned of in this version",
+    "WarningShown.kind": "the disk failed a sync: the process ends",
+    "WarningShown.kind=storage_poisoned": "the disk failed a sync: the process ends",
+    "WarningShown.message": "the disk failed a sync: the process ends",
     "approval_voided": "needs a policy of today that is stricter than the pinned one, which a client cannot send",
     "late_outcome": "needs an outcome that comes when its step was decided otherwise",
 }
