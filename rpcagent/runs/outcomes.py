@@ -31,12 +31,14 @@ class AskedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's whole answer."""
+    """A model's whole answer. `problem` is set where it cannot be used as it is (cut by the length limit, say): it is
+    recorded and paid for, and the model is told and asked again, a bounded number of times."""
 
     text: str = ""
     calls: tuple[AskedCall, ...] = ()
     usage: ev.Usage = ev.Usage()
     stop: str = "stop"
+    problem: str = ""
 
 
 class ToolReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +54,14 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotDone(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing happened outside, and trying later may help. `retry_after_ms` is what the other side asked for."""
+    """Nothing happened outside, and trying later may help. `retry_after_ms` is what the other side asked for.
+
+    `ask`: trying again by itself would not help (credentials, say): a person is asked at once.
+    """
 
     error: ev.Trouble
     retry_after_ms: int | None = None
+    ask: bool = False
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
