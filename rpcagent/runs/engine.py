@@ -122,6 +122,8 @@ class Actor:
             raise errors.StoreDamaged(
                 "the run is damaged and is kept as it is", runs=[self.run_id], reason=self.damaged
             )
+        if self.failed is not None:
+            raise self.failed
         letter = Letter(ask=ask, done=anyio.Event())
         self.post(letter)
         await letter.done.wait()
