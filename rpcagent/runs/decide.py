@@ -104,7 +104,7 @@ def open_pass(state: RunState, rules: Rules, now: datetime) -> tuple[ev.AnyEvent
     """
     now = max(now, state.last_at)
     appended: list[ev.AnyEvent] = []
-    if any(s.status == "started" and not s.interrupted for s in state.steps.values()):
+    if not state.ended and any(s.status == "started" and not s.interrupted for s in state.steps.values()):
         appended.append(ev.RunReopened(epoch=rules.epoch))
         state = fold(state, appended[0], now)
     while events := _settle_step_request(state) or _owed(state, now):
@@ -314,7 +314,7 @@ def _gates(state: RunState, rules: Rules, now: datetime) -> tuple[ev.AnyEvent, .
         )
         if verdict == "deny":
             return _deny(step, approval)
-        if verdict == "ask" and step.approval_id is None and step.attempt == 0:
+        if verdict == "ask" and step.approval_id is None:
             events.append(approvals.tool_call(state, step, rule, now, ahead=len(events)))
     return tuple(events)
 

@@ -74,3 +74,9 @@ def test_the_stricter_of_pinned_and_present_policy_holds(pinned: Verdict, presen
     assert told == (pinned if present is None else max(pinned, present, key=lambda v: ORDER[v]))
     assert rule is not None
     assert rule.do == told
+
+
+def test_of_two_rules_that_say_the_same_the_first_one_bounds_the_question():
+    first, second = Rule(do="ask", expires_ms=1), Rule(do="ask", expires_ms=2)
+    assert verdict((first, second), spec(), {}) == ("ask", first)
+    assert verdict((Rule(do="allow"), second, first), spec(), {}) == ("ask", second)

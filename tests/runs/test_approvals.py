@@ -12,6 +12,7 @@ from rpcagent.runs.decide import ToolAction
 from rpcagent.runs.definition import Rule
 from rpcagent.runs.requests import ApproveCommand, CancelCommand
 from rpcagent.runs.state import Approval
+from rpcagent.runs.view import recovery_plan
 
 from .story import DONE, NOON, Story, definition, sid
 
@@ -236,3 +237,33 @@ def test_a_question_survives_any_number_of_restarts_as_it_is_s4_70():
         story.go()
         assert story.opened() == [question]
         assert story.status == "waiting"
+
+
+def test_a_policy_that_asks_after_a_restart_asks_also_before_a_further_attempt():
+    story = Story()
+    story.says(1, "t.pay")
+    story.not_done(2, after_ms=1_000)
+    story.restart(1, present={"a": (Rule(do="ask"),)})
+    assert story.go() == []
+    assert [q.kind for q in story.opened()] == ["tool_call"]
+    story.answer("allow")
+    assert story.performed[-1] == ToolAction(sid(2), 2)
+
+
+def test_one_allow_is_enough_for_the_attempts_of_a_call_that_was_not_done():
+    story = asked()
+    story.answer("allow")
+    story.not_done(2, after_ms=1_000)
+    assert story.later(1) == [ToolAction(sid(2), 2)]
+    assert story.kinds().count("ApprovalRequested") == 1
+
+
+def test_a_plan_says_what_an_allow_lets_begin_and_what_still_waits_for_an_answer():
+    story = asked("t.put", "t.pay", recovery="confirm")
+    story.answer("allow")
+    story.restart(1)
+    assert [s["action"] for s in recovery_plan(story.state)["steps"]] == ["reuse", "again", "ask"]
+    other = asked("t.put", "t.pay", recovery="confirm")
+    other.answer("allow", place=1)
+    other.restart(1)
+    assert [s["action"] for s in recovery_plan(other.state)["steps"]] == ["reuse", "ask", "start"]

@@ -143,7 +143,7 @@ def test_a_wait_goes_on_over_restarts_and_its_attempts_are_counted_t3(recovery: 
         assert (follows, story.status) == ([], "ready")
         story.asked("r", ResumeCommand())
     assert story.performed[-1] == ModelAction(sid(1), 2)
-    assert story.state.spent.attempts == 2
+    assert (story.state.spent.steps, story.state.spent.attempts) == (1, 2)
 
 
 def test_time_does_not_run_behind_the_last_event():

@@ -11,7 +11,8 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 from rpcagent.runs import events as ev
-from rpcagent.runs.decide import Action, LookUpAction, ToolAction
+from rpcagent.runs.decide import Action, LookUpAction, ToolAction, open_pass
+from rpcagent.runs.definition import Rule
 from rpcagent.runs.effects import EffectClass, LookUpAnswer
 from rpcagent.runs.outcomes import Failed, Lost, backoff_ms
 from rpcagent.runs.requests import CancelCommand
@@ -223,3 +224,35 @@ def test_a_request_while_reads_are_in_flight_starts_nothing_a_second_time_f079(r
         assert story.go() == []
     assert story.later(5) == []
     assert story.doing() == [2, 3]
+
+
+def test_each_lost_attempt_is_looked_up_anew_before_the_next():
+    story = in_flight("reconcilable")
+    for attempt in (1, 2, 3):
+        story.restart()
+        assert story.go() == [LookUpAction(sid(2), attempt)]
+        assert story.looked_up(2, "absent") == [ToolAction(sid(2), attempt + 1)]
+
+
+def test_a_reply_that_comes_after_its_attempt_was_given_up_settles_nothing():
+    story = in_flight("idempotent")
+    story.lost(2)
+    before = story.state
+    story.in_flight = frozenset({(sid(2), 1)})
+    story.done(2)
+    assert story.kinds()[-1] == "LateOutcome"
+    assert replace(story.state, last_seq=before.last_seq) == before
+
+
+def test_a_read_does_not_overtake_one_that_stands_before_a_denied_effect():
+    story = Story(definition(rules=(Rule(do="deny", tool="t.pay"), Rule(do="allow"))))
+    story.says(1, "t.read", "t.pay", "t.read")
+    assert (story.step(3).status, story.doing()) == ("denied", [2])
+    story.done(2)
+    assert story.doing() == [4]
+
+
+def test_an_ended_run_owes_nothing_at_an_opening():
+    story = in_flight("at_most_once")
+    for phase in ("completed", "failed", "cancelled"):
+        assert open_pass(replace(story.state, phase=phase), story.rules, story.now) == ()

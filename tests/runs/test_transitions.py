@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
 from rpcagent.runs import events as ev
-from rpcagent.runs.fold import fold
+from rpcagent.runs.fold import apply, fold
 from rpcagent.runs.state import Approval, ApprovalStatus, RunPhase, RunState, Step, StepStatus
 from rpcagent.runs.transitions import APPROVAL_TABLE, RUN_TABLE, STEP_TABLE, IllegalTransition
 
@@ -194,3 +195,29 @@ def test_an_approval_whose_step_is_gone_brings_down_nothing_but_its_run(event: e
         fold(replace(with_question("open"), steps={}, turn=()), event, NOON)
     except IllegalTransition as error:
         assert Story().state.run_id in str(error)
+
+
+def test_time_never_runs_backwards_in_a_run():
+    state = Story().state
+    after = fold(state, ev.RunReopened(epoch=2), NOON - timedelta(days=1))
+    assert after.last_at == state.last_at
+
+
+@pytest.mark.parametrize("seq", [1, 3, 5])
+def test_a_commit_that_does_not_continue_the_run_is_illegal(seq: int):
+    state = Story().state
+    assert state.last_seq == 3
+    commit = ev.Commit(seq=seq, at=NOON, events=(ev.RunReopened(epoch=2),))
+    with pytest.raises(IllegalTransition):
+        apply(state, commit, state.run_id)
+
+
+def test_a_run_begins_with_its_first_event_at_seq_1():
+    started = Story().events[0]
+    for commit in (
+        ev.Commit(seq=2, at=NOON, events=(started,)),
+        ev.Commit(seq=1, at=NOON, events=()),
+        ev.Commit(seq=1, at=NOON, events=(started, started)),
+    ):
+        with pytest.raises(IllegalTransition):
+            apply(None, commit, "run_x")

@@ -167,3 +167,13 @@ def test_time_that_passes_in_doubt_is_not_charged():
     story.now += timedelta(seconds=2)
     story.restart(3_600)
     assert story.state.spent.active_s == 0.0
+
+
+def test_a_cancel_after_did_not_happen_withdraws_the_attempt_that_it_allowed():
+    story = in_doubt()
+    question = story.opened()[0]
+    story.ask("k", ApproveCommand(approval_id=question.approval_id, digest=question.digest, decision="did_not_happen"))
+    story.asked("c", CancelCommand())
+    assert (story.status, story.step(2).status, story.state.unresolved) == ("cancelled", "withdrawn", ())
+    assert story.state.approvals == {}
+    assert story.doing() == []

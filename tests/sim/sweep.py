@@ -16,17 +16,20 @@ MOST_POINTS = 120
 
 
 class Tally(msgspec.Struct):
-    """`points`: those of the undisturbed scenario. `failures` name the crashes after which an invariant broke."""
+    """`points`: those of the undisturbed scenario. `failures` name the crashes after which an invariant broke. `longest`:
+    virtual seconds of the slowest one."""
 
     name: str
     points: int = 0
     scenarios: int = 0
     failures: dict[tuple[int, ...], tuple[str, ...]] = {}
     unknown: int = 0
+    longest: float = 0.0
 
     def note(self, crashes: tuple[int, ...], ending: Ending) -> None:
         self.scenarios += 1
         self.unknown += bool(ending.unknown)
+        self.longest = max(self.longest, ending.seconds)
         if ending.broken:
             self.failures[crashes] = ending.broken
 
