@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from rpcagent import errors
@@ -111,10 +112,16 @@ class Actor:
 
     def post(self, item: Mail) -> None:
         """Puts an item into the mailbox; never blocks. One drain runs at a time, and only while there is mail."""
-        self._mailbox.append(item)
-        if not self._draining and self.failed is None:
-            self._draining = True
+        if self._take_in(item):
             self._host.spawn(self._drain)
+
+    def _take_in(self, item: Mail) -> bool:
+        """True: no drain runs yet, and the caller begins it."""
+        self._mailbox.append(item)
+        if self._draining or self.failed is not None:
+            return False
+        self._draining = True
+        return True
 
     async def request(self, ask: Ask | Start) -> Receipt:
         """The receipt of a request, when all that it rests on is durable. Raises RpcAgentError where it is refused."""
@@ -266,7 +273,9 @@ class Actor:
                 outcome = await self._outcome(action)
             except Exception as error:  # noqa: BLE001 - whatever an adapter raises, its effect may have happened
                 outcome = self._crashed(action, error)
-        self.post(Report(step_id=action.step_id, attempt=action.attempt, outcome=outcome))
+        if self._take_in(Report(step_id=action.step_id, attempt=action.attempt, outcome=outcome)):
+            await anyio.lowlevel.checkpoint()  # what ends in the same turn of the loop shares the commit
+            await self._drain()  # in this task, for another would cost as much as the fold
 
     async def _outcome(self, action: Action) -> Outcome:
         state = self.state
