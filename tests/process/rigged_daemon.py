@@ -7,6 +7,7 @@ the test can kill the process exactly there. Only what meets it waits: other run
 `--pause before_append:TYPE` or `after_append:TYPE`: around the commit that holds an event of TYPE; before: nothing of it is
 written; after: it is durable, and nobody was told. `before_call` and `after_reply`: around a tool call; before: its intent is
 durable and nothing has left; after: its reply came and is not recorded.
+`--fail-sync N`: the N-th sync of a log segment fails with EIO, after the data was written.
 `--noise`: every tool call writes to standard output in all the ways there are. `--crash`: every tool call raises.
 """
 
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
+import itertools
 import json
 import os
 import subprocess
@@ -23,6 +26,7 @@ from typing import Any, NoReturn
 
 from rpcagent import cli
 from rpcagent.journal.commit import GroupCommit
+from rpcagent.journal.disk import RealDisk
 from rpcagent.tools.registry import Registry
 
 
@@ -62,6 +66,18 @@ class Rig:
         Registry.call = call  # type: ignore[method-assign]
 
 
+def fail_sync(number: int) -> None:
+    original = RealDisk.sync
+    syncs = itertools.count(1)
+
+    def sync(disk: RealDisk, name: str) -> None:
+        if name.startswith("wal/") and next(syncs) == number:
+            raise OSError(errno.EIO, "as told")
+        original(disk, name)
+
+    RealDisk.sync = sync  # type: ignore[method-assign]
+
+
 def make_noise() -> None:
     original = Registry.call
 
@@ -90,6 +106,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--report-fd", type=int, required=True)
     parser.add_argument("--pause", action="append", default=[])
+    parser.add_argument("--fail-sync", type=int)
     parser.add_argument("--noise", action="store_true")
     parser.add_argument("--crash", action="store_true")
     options, serve = parser.parse_known_args()
@@ -101,6 +118,8 @@ def main() -> int:
             rig.append(point, kind)
         else:
             rig.call(point)
+    if options.fail_sync:
+        fail_sync(options.fail_sync)
     if options.noise:
         make_noise()
     if options.crash:

@@ -153,6 +153,48 @@ def test_a_store_with_work_in_doubt_that_is_opened_on_a_full_disk_is_served_when
     assert seen(service, "full at start") == Seen(2, 1)
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_after_a_failed_sync_nothing_is_acknowledged_or_begun_and_the_next_process_decides_f029(
+    service: CountingService, tmp_path: Path, number: int
+):
+    """The commits of the run: its start; the call's intent; its outcome; its end."""
+    operation, store = f"sync {number}", tmp_path / "store"
+    params = {"clientRequestId": "run", "agent": agent(service, "at_most_once", operation), "input": ""}
+    with Daemon(store, rig=("--fail-sync", str(number))) as daemon:
+        ident = daemon.send("start", **params, waitMs=20_000)
+        if number == 1:
+            answer = daemon.answer(ident)
+            assert (answer["error"]["data"]["code"], answer["error"]["data"]["retryable"]) == ("STORAGE", False)
+        assert daemon.exit_code() == 70
+        assert "poisoned" in daemon.log.read_text()
+    assert seen(service, operation) == (Seen(0, 0, 0) if number < 3 else Seen(1, 1))
+    with Daemon(store) as daemon:
+        daemon.listen()
+        run_id = daemon.call("start", **params)["runId"]
+        shown = daemon.until(run_id, lambda shown: shown["run"]["status"] in {"waiting", "completed"})
+        # An intent that was written and never acknowledged is an intent: it may be there, so it is in doubt.
+        assert shown["run"]["status"] == ("waiting" if number == 2 else "completed")
+        for question in shown["approvals"]:
+            named = {"runId": run_id, "approvalId": question["approvalId"], "digest": question["digest"]}
+            daemon.call("approve", clientRequestId="answer", decision="did_not_happen", **named)
+        daemon.until(run_id, lambda shown: shown["run"]["status"] == "completed")
+    assert seen(service, operation) == Seen(1, 1)
+
+
+def test_a_store_that_is_taken_away_under_the_daemon_ends_it_before_it_acknowledges_anything_more(
+    service: CountingService, tmp_path: Path
+):
+    with Daemon(tmp_path / "store") as daemon:
+        daemon.call("status")
+        (tmp_path / "store").rename(tmp_path / "elsewhere")
+        ident = daemon.send("start", clientRequestId="run", agent=agent(service, "read_only", "gone"), input="")
+        assert daemon.refusal(ident) == "STORAGE"
+        assert daemon.exit_code() == 70
+    assert seen(service, "gone") == Seen(0, 0, 0)
+    with Daemon(tmp_path / "elsewhere") as daemon:
+        assert daemon.call("list")["runs"] == []
+
+
 def a_file_in_its_place(store: Path) -> None:
     store.write_text("not a folder")
 

@@ -107,6 +107,15 @@ def test_an_outcome_that_comes_too_late_for_the_grace_time_is_in_doubt_and_not_c
     assert seen(service, "too late") == Seen(1, 1)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_an_idle_daemon_at_once_and_in_order(tmp_path: Path, number: signal.Signals):
+    with Daemon(tmp_path / "store") as daemon:
+        daemon.call("status")
+        daemon.signal(number)
+        assert (daemon.exit_code(timeout=5), daemon.rest()) == (0, b"")
+        assert [json.loads(line)["event"] for line in daemon.log.read_text().splitlines()] == ["stopping"]
+
+
 def test_a_second_signal_ends_it_at_once(service: CountingService, tmp_path: Path):
     with Daemon(tmp_path / "store") as daemon:
         run_id, ident = manual_step_in_flight(daemon, service, "second signal")
