@@ -32,8 +32,13 @@ class Rig:
     store_id = "s"
     epoch = 1
 
-    def __init__(self, *answers: Any, tool: str = "bank.pay", breaks: int = 0) -> None:
+    def __init__(
+        self, *answers: Any, tool: str = "bank.pay", breaks: int = 0, slow: float = 0, thinks: float = 0
+    ) -> None:
         self.answers = list(answers)
+        self.slow = slow
+        self.thinks = thinks
+        self.back = timedelta(0)
         self.bodies: list[tuple[str, bytes]] = []
         self.tool = tool
         self.breaks = breaks
@@ -53,14 +58,16 @@ class Rig:
         return {}
 
     def now(self) -> Any:
-        return BEGINNING + timedelta(seconds=anyio.current_time())
+        return BEGINNING + timedelta(seconds=anyio.current_time()) - self.back
 
     async def complete(self, request: Any, emit: Callable[[str], None]) -> ModelReply:
         first = len(request.messages) == 1
+        await anyio.sleep(self.thinks)
         return ModelReply(text="end", calls=(AskedCall(tool=self.tool, arguments={}),) if first else ())
 
     async def call(self, request: Any) -> ToolReply:
         self.calls += 1
+        await anyio.sleep(self.slow)
         if self.calls <= self.breaks:
             raise ZeroDivisionError("secret words of an adapter")
         return ToolReply(result={})
@@ -240,3 +247,66 @@ def test_a_step_of_allowed_calls_costs_one_sync():
 
     within(rig, told)
     assert len(rig.bodies) == 4  # start and the model's intent, the call's intent, the next model call, the end
+
+
+@pytest.mark.parametrize(
+    ("tool", "slow", "thinks", "seconds", "step", "unresolved"),
+    [
+        ("bank.pay", 0, 1_000, 0, "withdrawn", 0),
+        ("fs.read", 1_000, 0, 0, "withdrawn", 0),
+        ("bank.pay", 3, 0, 2, "completed", 0),
+        ("bank.pay", 1_000, 0, 5, "unknown", 1),
+        ("kv.put", 1_000, 0, 5, "unknown", 1),
+    ],
+)
+def test_a_cancel_drops_what_only_reads_and_gives_an_effect_the_grace_time(
+    tool: str, slow: float, thinks: float, seconds: float, step: str, unresolved: int
+):
+    rig = Rig(tool=tool, slow=slow, thinks=thinks)
+
+    async def told(supervisor: Supervisor) -> None:
+        actor = (await supervisor.start(started(), 0)).actor
+        await anyio.sleep(1)
+        asked = anyio.current_time()
+        await supervisor.submit(actor.run_id, CANCEL, 0)
+        assert supervisor.status_of(actor) in {"running", "cancelled"}
+        while supervisor.status_of(actor) != "cancelled":
+            await actor.changed()
+        assert anyio.current_time() - asked == pytest.approx(seconds, abs=0.1)
+        assert actor.state is not None
+        assert [s.status for s in actor.state.steps.values()][-1] == step
+        assert len(actor.state.unresolved) == unresolved
+
+    within(rig, told)
+
+
+def test_a_clock_that_jumps_back_does_not_turn_back_the_time_of_a_run():
+    rig = Rig(slow=10)
+
+    async def told(supervisor: Supervisor) -> None:
+        answer = await supervisor.start(started(), 0)
+        rig.back = timedelta(days=1)
+        while supervisor.status_of(answer.actor) != "completed":
+            await answer.actor.changed()
+
+    within(rig, told)
+    times = [ev.decode(body).at for _, body in rig.bodies]
+    assert len(times) == 4
+    assert times == sorted(times)
+
+
+def test_the_earlier_of_two_waits_of_a_run_wakes_it():
+    rig = Rig()
+
+    async def told(supervisor: Supervisor) -> None:
+        answer = await supervisor.start(started(), WAIT_S * 1000)
+        woken: list[float] = []
+        answer.actor.post = lambda _: woken.append(anyio.current_time())  # type: ignore[method-assign]
+        began = anyio.current_time()
+        for seconds in (60, 10, 40):
+            supervisor.published(answer.actor, None, rig.now() + timedelta(seconds=seconds))
+        await anyio.sleep(100)
+        assert woken[0] - began == pytest.approx(10, abs=0.1)
+        assert any(w - began == pytest.approx(60, abs=0.1) for w in woken)
+
+    within(rig, told)
