@@ -76,4 +76,20 @@ BUILTIN: tuple[ToolSpec, ...] = (
         ),
         effect="idempotent",
     ),
+    ToolSpec(
+        name="shell.run",
+        description=(
+            "Runs a command with /bin/sh in the workspace and answers with its output, standard error included, and its "
+            "exit code. Input is empty and there is no terminal. Of a long output the head and the tail are shown. What "
+            "the command leaves running in the background is stopped when it ends."
+        ),
+        parameters=_object(
+            ["command"],
+            command={"type": "string", "minLength": 1, "description": "POSIX shell; at most 120000 bytes."},
+            timeoutMs={"type": "integer", "minimum": 1, "maximum": 600_000, "default": 120_000},
+            cwd={**_PATH, "default": "."},
+        ),
+        effect="at_most_once",
+        timeout_ms=610_000,
+    ),
 )

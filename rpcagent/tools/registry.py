@@ -23,6 +23,7 @@ from rpcagent.tools.http import Http
 from rpcagent.tools.inline import inline_tool
 from rpcagent.tools.reconcile import LookUpCall, judge
 from rpcagent.tools.results import NotPlain, normalised
+from rpcagent.tools.shell import Shell
 
 
 class Adapter(Protocol):
@@ -45,7 +46,7 @@ class Registry:
         servers: Mapping[str, Adapter] | None = None,
         http: Http | None = None,
     ) -> None:
-        self._servers: dict[str, Adapter] = {"files": Files(store), **(servers or {})}
+        self._servers: dict[str, Adapter] = {"files": Files(store), "shell": Shell(store), **(servers or {})}
         self._http = http or Http()
         self._on_fault = on_fault
 
