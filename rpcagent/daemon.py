@@ -23,6 +23,8 @@ import anyio
 import msgspec
 
 from rpcagent import __version__, errors
+from rpcagent.agents import Agents
+from rpcagent.config import EMPTY, FileConfig
 from rpcagent.journal.commit import GroupCommit
 from rpcagent.journal.disk import RealDisk, StoreLock, make_store_folder
 from rpcagent.journal.wal import Wal
@@ -33,7 +35,7 @@ from rpcagent.rpc.dispatch import Dispatcher, Method, Session
 from rpcagent.rpc.methods import METHODS, Context
 from rpcagent.rpc.notify import Notifier
 from rpcagent.runs.decide import Rules
-from rpcagent.runs.definition import Budget, Definition, ModelSettings
+from rpcagent.runs.definition import Definition
 from rpcagent.runs.supervisor import Subscriber, Supervisor
 from rpcagent.tools.registry import Registry
 from rpcagent.transport.framing import FRAME_BYTES_MAX, Framer
@@ -47,15 +49,16 @@ GRACE_MS = 5_000
 LOCK_RETRY_S = 1.0
 MAX_IN_FLIGHT = 1_024
 MAX_BATCH = 100
-BUILT_IN_AGENT = "default"
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the store is, what the default workspace is, and how long `serve` waits for the lock, in seconds."""
+    """Where the store is, what the default workspace is, how long `serve` waits for the lock (in seconds), and what the
+    configuration says."""
 
     store: Path
     workspace: Path
     lock_wait_s: float = 6.0
+    config: FileConfig = EMPTY
 
 
 class SystemClock:
@@ -107,6 +110,7 @@ class Daemon:
         self._supervisor: Supervisor | None = None
         self._journal: GroupCommit | None = None
         self._registry: Registry | None = None
+        self._agents: Agents | None = None
         self._lock: StoreLock | None = None
         self._dropped_tail_bytes = 0
         self._catalog = Catalog(on_fault=self._fault)
@@ -187,12 +191,13 @@ class Daemon:
         entries = [(entry.run, bytes(entry.body)) for entry in wal.entries()]
         journal = self._journal = GroupCommit(wal)
         registry = self._registry = Registry(store=str(self._config.store), on_fault=self._fault)
+        agents = self._agents = Agents(self._config.config, self._catalog, registry)
         supervisor = self._supervisor = Supervisor(
             journal=journal,
             clock=clock,
             model=self._catalog,
             tools=registry,
-            rules=Rules(epoch=journal.epoch),
+            rules=Rules(epoch=journal.epoch, present=agents.present_rules()),
             spawn=self._group.start_soon,
             incident=self._log.incident,
             fatal=self._fatal,
@@ -305,47 +310,10 @@ class Daemon:
                 await self._wire.drained()
                 self._notifier.catch_up()
 
-    def _define(self, params: wire.StartParams) -> Definition:
-        """The agent as the run pins it: names resolved, files read. Raises InvalidParams with the member's path."""
-        agent = params.agent
-        if isinstance(agent, str):
-            if agent != BUILT_IN_AGENT:
-                raise errors.InvalidParams(
-                    f"there is no agent named {agent!r}; name {BUILT_IN_AGENT!r}, or send the agent as an object",
-                    path="$.agent",
-                )
-            agent = wire.AgentParams(name=BUILT_IN_AGENT)
-        if self._registry is None:
+    async def _define(self, params: wire.StartParams, workspace: str) -> Definition:
+        if self._agents is None:
             raise errors.InternalError("the store is not open")
-        return Definition(
-            agent=agent.name,
-            instructions=agent.instructions,
-            model=self._model(agent.model),
-            tools=self._registry.resolve(list(agent.tools)),
-            rules=wire.rules_of(agent.policy, "$.agent.policy"),
-            budget=params.budget or Budget(),
-        )
-
-    def _model(self, params: wire.ModelParams) -> ModelSettings:
-        script = params.script
-        if params.script_file is not None:
-            if script:
-                raise errors.InvalidParams("give `script` or `scriptFile`, not both", path="$.agent.model.scriptFile")
-            from rpcagent.models.scripted import load_script
-
-            try:
-                script = load_script(Path(params.script_file))
-            except errors.InvalidParams as error:
-                raise errors.InvalidParams(error.message, path="$.agent.model.scriptFile") from None
-        settings = ModelSettings(
-            provider=params.provider,
-            name=params.model,
-            script=script,
-            max_output_tokens=params.max_output_tokens,
-            timeout_ms=int(params.timeout_s * 1000),
-        )
-        self._catalog.check(settings, "$.agent.model")
-        return settings
+        return await self._agents.define(params, workspace)
 
     def _workspace(self, named: str | None) -> str:
         """The real path, so that a link put in its place later changes nothing. Raises InvalidParams."""

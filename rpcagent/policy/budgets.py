@@ -6,7 +6,7 @@ from typing import Literal
 
 from rpcagent.runs.state import RunState
 
-Limit = Literal["steps", "attempts", "tokens", "cost_usd", "active_s"]
+Limit = Literal["steps", "attempts", "repeats", "tokens", "cost_usd", "active_s"]
 
 
 def exceeded(state: RunState, *, new_step: bool, reserve_tokens: int = 0) -> Limit | None:
@@ -19,6 +19,7 @@ def exceeded(state: RunState, *, new_step: bool, reserve_tokens: int = 0) -> Lim
     asked: tuple[tuple[Limit, float], ...] = (
         ("steps", spent.steps + new_step),
         ("attempts", spent.attempts + 1),
+        ("repeats", state.repeats),
         ("tokens", spent.tokens + max(reserve_tokens, 1)),
         ("cost_usd", spent.cost_usd),
         ("active_s", spent.active_s),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ class Context(msgspec.Struct, kw_only=True):
 
     supervisor: Supervisor
     notifier: Notifier
-    define: Callable[[wire.StartParams], Definition]
+    define: Callable[[wire.StartParams, str], Awaitable[Definition]]
     workspace: Callable[[str | None], str]
     health: Callable[[], dict[str, Any]]
     shutdown: Callable[[int | None], None]
@@ -73,16 +73,17 @@ async def start(ctx: Context, params: wire.StartParams) -> dict[str, Any]:
     known = await supervisor.started(params.namespace, params.client_request_id, print_of_it, params.wait_ms)
     if known is not None:
         return _answer(ctx, known)
+    workspace = ctx.workspace(params.workspace)
     event = ev.RunStarted(
         client_request_id=params.client_request_id,
         namespace=params.namespace,
         fingerprint=print_of_it,
-        definition=ctx.define(params),
+        definition=await ctx.define(params, workspace),
         input=params.input,
         epoch=supervisor.rules.epoch,
         drive=params.drive,
         recovery=params.recovery,
-        workspace=ctx.workspace(params.workspace),
+        workspace=workspace,
         labels=params.labels,
     )
     return _answer(ctx, await supervisor.start(event, params.wait_ms))

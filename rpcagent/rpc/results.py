@@ -186,6 +186,7 @@ class Limits(Shown, frozen=True, kw_only=True):
 
     steps: int | None = None
     attempts: int | None = None
+    repeats: int | None = None
     tokens: int | None = None
     cost_usd: float | None = None
     active_s: float | None = None

@@ -7,10 +7,11 @@ count in a request's fingerprint, so a retry over an upgrade that adds one is no
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Annotated, Any, Literal
 
-import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import NODEFAULT, Meta, Struct, field
+from msgspec.structs import FieldInfo, fields
 
 from rpcagent import errors
 from rpcagent.ids import digest_of, is_request_key, is_run_id
@@ -24,6 +25,7 @@ MOST_PAGE = 1_000
 
 RunStatus = Literal["ready", "running", "waiting", "completed", "failed", "cancelled", "damaged"]
 WaitMs = Annotated[int, Meta(ge=0, le=MOST_WAIT_MS)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Limit = Annotated[int, Meta(ge=1, le=MOST_PAGE)]
 
@@ -88,24 +90,42 @@ class PolicyParams(Params, frozen=True, kw_only=True):
 
 
 class ModelParams(Params, frozen=True, kw_only=True):
-    """Which model answers. For `scripted`: the turns inline, or a file of them whose content the run pins."""
+    """Which model answers. `openai` is any endpoint of that kind, at `base_url`; its key is named by `api_key_env`, never
+    given. For `scripted`: the turns inline, or a file of them whose content the run pins. `options` go to the provider as
+    they are. `retry_for`: how long trouble around it is retried before a person is asked."""
 
     provider: str = "scripted"
     model: str = "default"
+    base_url: str = ""
+    api_key_env: str = ""
+    headers: dict[str, str] = {}
+    options: dict[str, Any] = {}
+    stream: bool = True
     script: tuple[dict[str, Any], ...] = ()
     script_file: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=0)] = 0
-    timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
+    connect_timeout_s: Seconds = 10.0
+    first_token_timeout_s: Seconds = 120.0
+    idle_timeout_s: Seconds = 60.0
+    timeout_s: Seconds = 600.0
+    retry_for: str = "15m"
 
 
 class AgentParams(Params, frozen=True, kw_only=True):
-    """An agent, inline. A tool is the name of a built-in server (`files`) or tool (`files.read`), or a tool of your own."""
+    """An agent. A tool is the name of a built-in server (`files`, `shell`) or tool (`files.read`), `mcp:` and the name of an
+    MCP server, or an HTTP tool of your own. `model` and the MCP servers are named in the configuration, or stand here.
+    Of `instruction_files` (relative to the workspace) those that exist are read when a run starts. `read_only_commands`
+    are beginnings of shell commands that only read; `default` among them stands for a list of our own."""
 
     name: Name = "inline"
     instructions: str = ""
-    model: ModelParams = ModelParams()
+    instruction_files: tuple[str, ...] = ()
+    model: str | ModelParams = ModelParams()
     tools: tuple[str | dict[str, Any], ...] = ("files",)
+    mcp: dict[str, dict[str, Any]] = {}
     policy: PolicyParams = PolicyParams()
+    budget: Budget | None = None
+    read_only_commands: tuple[str, ...] = ()
 
 
 class StartParams(Keyed, frozen=True, kw_only=True):
@@ -138,6 +158,7 @@ class Extend(Params, frozen=True, kw_only=True):
 
     steps: Annotated[int, Meta(ge=1)] | None = None
     attempts: Annotated[int, Meta(ge=1)] | None = None
+    repeats: Annotated[int, Meta(ge=1)] | None = None
     tokens: Annotated[int, Meta(ge=1)] | None = None
     cost_usd: Annotated[float, Meta(gt=0)] | None = None
     active_s: Annotated[float, Meta(gt=0)] | None = None
@@ -194,10 +215,32 @@ class ShutdownParams(Params, frozen=True, kw_only=True):
 
 def fingerprint(method: str, params: Keyed) -> str:
     """What a key is bound to: the method and the params, without the key itself and how long the caller waits."""
-    members: dict[str, Any] = msgspec.to_builtins(params)
+    members = _significant(params)
     members.pop("clientRequestId", None)
     members.pop("waitMs", None)
     return digest_of([method, members])
+
+
+def _significant(value: Any) -> Any:
+    """Plain values without the members that equal their default. (`omit_defaults` is for size: it may leave some in.)"""
+    if isinstance(value, Struct):
+        members = ((info, getattr(value, info.name)) for info in _fields(type(value)))
+        return {info.encode_name: _significant(member) for info, member in members if not _is_default(info, member)}
+    if isinstance(value, list | tuple):
+        return [_significant(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _significant(item) for name, item in value.items()}
+    return value
+
+
+@cache
+def _fields(struct: type[Struct]) -> tuple[FieldInfo, ...]:
+    return fields(struct)
+
+
+def _is_default(info: FieldInfo, value: Any) -> bool:
+    default = info.default if info.default_factory is NODEFAULT else info.default_factory()
+    return default is not NODEFAULT and type(value) is type(default) and bool(value == default)
 
 
 def check_keyed(params: Keyed) -> None:

@@ -29,6 +29,8 @@ InFlight = frozenset[tuple[str, int]]
 """(step id, attempt) of everything that this process is performing, look-ups included; empty after a start."""
 
 MOST_ROUNDS = 10_000
+MOST_REPAIRS = 3
+"""Answers in a row that could not be used and are answered with what was wrong; one more, and the run fails."""
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,19 +282,21 @@ def _wake(state: RunState, now: datetime) -> datetime | None:
 
 
 def _next(state: RunState, in_flight: InFlight, rules: Rules, now: datetime) -> Decision:
-    if state.turn:
-        if events := _gates(state, rules, now):
-            return Decision(append=events)
-        opened = state.open_steps()
-        return (
-            _calls(state, opened, in_flight, rules, now) if opened else _model_call(state, None, in_flight, rules, now)
-        )
     model = state.steps[state.model_step] if state.model_step else None
     if model is None or not model.settled:
         return _model_call(state, model, in_flight, rules, now)
     if model.status == "failed":
-        error = model.error or ev.Trouble(kind="model")
-        return Decision(append=(ev.RunFailed(error=error),))
+        return Decision(append=(ev.RunFailed(error=model.error or ev.Trouble(kind="model")),))
+    if events := _gates(state, rules, now):
+        return Decision(append=events)
+    if opened := state.open_steps():
+        return _calls(state, opened, in_flight, rules, now)
+    if state.repairs > MOST_REPAIRS:
+        told = state.problem or "every call that it asked for was one that cannot be run"
+        message = f"{state.repairs} answers in a row could not be used. The last one: {told}"
+        return Decision(append=(ev.RunFailed(error=ev.Trouble(kind="bad_output", message=message)),))
+    if state.turn or state.problem:
+        return _model_call(state, None, in_flight, rules, now)
     answer = state.messages[-1].content
     return Decision(append=(ev.RunCompleted(output=answer if isinstance(answer, str) else ""),))
 
@@ -303,7 +307,7 @@ def _gates(state: RunState, rules: Rules, now: datetime) -> tuple[ev.AnyEvent, .
     for step in state.open_steps():
         if step.problem and step.status == "not_started":
             return (ev.StepDenied(step_id=step.step_id, reason="invalid", message=step.problem),)
-        spec = state.definition.tool(step.name)
+        spec = state.spec_of(step)
         if spec is None or step.status not in {"not_started", "waiting_approval"}:
             continue
         approval = state.approval(step.approval_id) if step.approval_id else None
@@ -376,7 +380,7 @@ def _may_begin(state: RunState, step: Step | None) -> bool:
 def _trouble(state: RunState, step: Step) -> bool:
     """Retried for long enough: its last attempt began when the bound was over. A person is asked; the run does not fail
     for trouble around it."""
-    return (
+    return step.asking or (
         step.status in {"not_started", "started"}
         and step.waiting_since is not None
         and step.started_at is not None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from rpcagent.runs.commands import is_read_only
 from rpcagent.runs.effects import EffectClass, ToolSpec
 
 Verdict = Literal["allow", "ask", "deny"]
@@ -35,10 +36,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defau
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
-    """Limits of one run; None is no limit. `attempts` counts every try of every step, `active_s` is in seconds."""
+    """Limits of one run; None is no limit. `attempts` counts every try of every step, `repeats` the answers in a row that
+    ask for exactly the same calls; `active_s` is in seconds."""
 
     steps: int | None = 500
     attempts: int | None = 2_000
+    repeats: int | None = 20
     tokens: int | None = None
     cost_usd: float | None = None
     active_s: float | None = None
@@ -49,19 +52,32 @@ class ModelSettings(
 ):
     """Which model, and how it is asked. `script` is the content that a scripted model answers from.
 
-    `max_output_tokens` is reserved from the token budget before each call. `timeout_ms` bounds one call.
+    `max_output_tokens` is reserved from the token budget before each call; 0 leaves it to the provider. `timeout_ms` bounds
+    one call, the other time-outs its parts. `api_key_env` names a variable of the environment: the secret itself is never
+    here. `options` go to the provider as they are (`temperature`, say). Trouble is retried for `retry_for_ms`, then asked.
     """
 
     provider: str = "scripted"
     name: str = "default"
     script: tuple[dict[str, Any], ...] = ()
+    base_url: str = ""
+    api_key_env: str = ""
+    headers: dict[str, str] = {}
+    options: dict[str, Any] = {}
+    stream: bool = True
     max_output_tokens: int = 0
+    connect_timeout_ms: int = 10_000
+    first_token_timeout_ms: int = 120_000
+    idle_timeout_ms: int = 60_000
     timeout_ms: int = 600_000
     retry_for_ms: int = 900_000
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The pinned agent. Its digest is shown in `status`, so that a later difference can be named."""
+    """The pinned agent. Its digest is shown in `status`, so that a later difference can be named.
+
+    `read_only_commands`: the beginnings of shell commands that the caller declares to only read.
+    """
 
     agent: str
     instructions: str = ""
@@ -69,7 +85,18 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     tools: tuple[ToolSpec, ...] = ()
     rules: tuple[Rule, ...] = ()
     budget: Budget = Budget()
+    read_only_commands: tuple[str, ...] = ()
     context_version: int = CONTEXT_VERSION
 
     def tool(self, name: str) -> ToolSpec | None:
         return next((spec for spec in self.tools if spec.name == name), None)
+
+    def effect_of(self, name: str, arguments: dict[str, Any]) -> EffectClass:
+        """The tool's class; a shell command that the caller declared to only read does so, whatever else a shell may do."""
+        spec = self.tool(name)
+        if spec is None:
+            return "read_only"
+        command = arguments.get("command")
+        if name == "shell.run" and isinstance(command, str) and is_read_only(command, self.read_only_commands):
+            return "read_only"
+        return spec.effect

@@ -291,7 +291,7 @@ class Actor:
                 request_hash=step.request_hash or "",
             )
             return await self._host.model.complete(request, self._emit(action))
-        spec = state.definition.tool(step.name)
+        spec = state.spec_of(step)
         assert spec is not None
         call = ToolRequest(
             run_id=self.run_id,

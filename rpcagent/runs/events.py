@@ -105,7 +105,8 @@ class ModelCallStarted(Event, frozen=True, kw_only=True):
 
 
 class ModelAnswered(Event, frozen=True, kw_only=True):
-    """Outcome: the accepted answer. It is never asked for again."""
+    """Outcome: the accepted answer. It is never asked for again. `problem`: it cannot be used as it is; the model is told
+    so, and asked for another one."""
 
     step_id: str
     attempt: int
@@ -113,6 +114,7 @@ class ModelAnswered(Event, frozen=True, kw_only=True):
     calls: tuple[ToolCall, ...] = ()
     usage: Usage = Usage()
     stop: str = "stop"
+    problem: str = ""
 
 
 # Tool calls
@@ -146,13 +148,15 @@ class StepFailed(Event, frozen=True, kw_only=True):
 
 
 class AttemptFailed(Event, frozen=True, kw_only=True):
-    """This try did nothing outside, and another may follow at `retry_at`, `wait_ms` after this commit."""
+    """This try did nothing outside, and another may follow at `retry_at`, `wait_ms` after this commit. `ask`: only a person
+    can end the trouble, and is asked at once."""
 
     step_id: str
     attempt: int
     error: Trouble
     retry_at: datetime
     wait_ms: int
+    ask: bool = False
 
 
 class AttemptInterrupted(Event, frozen=True, kw_only=True):

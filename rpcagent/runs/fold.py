@@ -118,6 +118,7 @@ def _intent(state: RunState, step: Step, at: datetime, **changes: Any) -> tuple[
         interrupted=False,
         look_up="",
         retry_at=None,
+        asking=False,
         error=None,
         **changes,
     )
@@ -162,7 +163,7 @@ def _model_answered(state: RunState, event: ev.ModelAnswered, at: datetime) -> R
             step_id=call.step_id,
             kind="tool_call",
             name=call.tool,
-            effect=spec.effect if (spec := state.definition.tool(call.tool)) else "read_only",
+            effect=state.definition.effect_of(call.tool, call.arguments),
             arguments=call.arguments,
             provider_id=call.provider_id,
             problem=call.problem,
@@ -172,7 +173,25 @@ def _model_answered(state: RunState, event: ev.ModelAnswered, at: datetime) -> R
     state = _with(
         state, step, *calls, spent=spent, turn=tuple(c.step_id for c in calls), step_count=state.step_count + len(calls)
     )
-    return said(state, (Message(role="assistant", content=event.text, calls=event.calls, step_id=event.step_id),))
+    state = _judged(state, event)
+    answer = Message(role="assistant", content=event.text, calls=event.calls, step_id=event.step_id)
+    if not event.problem:
+        return said(state, (answer,))
+    told = f"Your last answer could not be used: {event.problem}"
+    return said(state, (answer, Message(role="user", content=told)))
+
+
+def _judged(state: RunState, event: ev.ModelAnswered) -> RunState:
+    """Counts answers in a row that were of no use, and answers in a row that asked for the same."""
+    useless = bool(event.problem) or (bool(event.calls) and all(call.problem for call in event.calls))
+    calls = digest_of([[call.tool, call.arguments] for call in event.calls]) if event.calls else ""
+    return replace(
+        state,
+        problem=event.problem,
+        repairs=state.repairs + 1 if useless else 0,
+        repeats=state.repeats + 1 if calls and calls == state.last_calls else int(bool(calls)),
+        last_calls=calls,
+    )
 
 
 def _tool_started(state: RunState, event: ev.ToolStarted, at: datetime) -> RunState:
@@ -230,7 +249,14 @@ def _attempt_failed(state: RunState, event: ev.AttemptFailed, at: datetime) -> R
     before = state.steps.get(event.step_id)
     since = before.waiting_since if before and before.waiting_since else at
     step = _move(
-        state, event.step_id, event, error=event.error, retry_at=event.retry_at, waiting_since=since, interrupted=False
+        state,
+        event.step_id,
+        event,
+        error=event.error,
+        retry_at=event.retry_at,
+        asking=event.ask,
+        waiting_since=since,
+        interrupted=False,
     )
     spent = _closing(before or step, state.spent, at)
     spent = replace(spent, tokens=spent.tokens - step.reserved_tokens)
@@ -331,7 +357,7 @@ def _approval_decided(state: RunState, event: ev.ApprovalDecided, at: datetime) 
         more = {k: state.extended.get(k, 0) + v for k, v in event.extend.items()}
         return replace(state, extended={**state.extended, **more})
     if approval.kind == "retry" and event.decision == "retry" and approval.step_id in state.steps:
-        return _with(state, replace(state.steps[approval.step_id], retry_at=None, waiting_since=None))
+        return _with(state, replace(state.steps[approval.step_id], retry_at=None, asking=False, waiting_since=None))
     return state
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rpcagent.ids import step_id
+from rpcagent.ids import hash26, step_id
 from rpcagent.runs import events as ev
 from rpcagent.runs.effects import LookUpAnswer
 from rpcagent.runs.state import RunState, Step
@@ -102,22 +102,26 @@ def events_of(state: RunState, report: Report, now: datetime) -> list[ev.AnyEven
             return [ev.ToolCompleted(**where, result=result)]
         case Failed(error=error):
             return [ev.StepFailed(**where, error=error)]
+        case NotDone(error=error, ask=True):
+            return [ev.AttemptFailed(**where, error=error, retry_at=now, wait_ms=0, ask=True)]
         case NotDone(error=error, retry_after_ms=after):
-            wait_ms = backoff_ms(report.attempt) if after is None else after
+            wait_ms = backoff_ms(report.step_id, report.attempt) if after is None else after
             retry_at = now + timedelta(milliseconds=wait_ms)
             return [ev.AttemptFailed(**where, error=error, retry_at=retry_at, wait_ms=wait_ms)]
         case Lost(reason="cancelled"):
             return [ev.AttemptInterrupted(**where, reason="cancelled")]
         case Lost(reason=reason):
-            retry_at = now + timedelta(milliseconds=backoff_ms(report.attempt))
+            retry_at = now + timedelta(milliseconds=backoff_ms(report.step_id, report.attempt))
             return [ev.AttemptInterrupted(**where, reason=reason, retry_at=retry_at)]
         case LookUp() as look_up:
             return [_looked_up(state, step, look_up, where, now)]
 
 
-def backoff_ms(attempt: int) -> int:
-    """Doubling from one second, at most a minute. `attempt` counts from 1."""
-    return int(min(BACKOFF_MOST_MS, BACKOFF_FIRST_MS * 2 ** min(attempt - 1, 16)))
+def backoff_ms(step: str, attempt: int) -> int:
+    """Doubling from one second, at most a minute, less up to a quarter so that many runs do not come back at once. The
+    jitter derives from the step: a replay waits as long. `attempt` counts from 1."""
+    most: int = min(BACKOFF_MOST_MS, BACKOFF_FIRST_MS * 2 ** min(attempt - 1, 16))
+    return most - int.from_bytes(hash26(step, str(attempt)).encode()) % (most // 4)
 
 
 def _awaited(step: Step, attempt: int, *, looked_up: bool) -> bool:
@@ -148,7 +152,14 @@ def _answered(state: RunState, reply: ModelReply, where: dict[str, Any]) -> ev.M
         )
         for place, call in enumerate(reply.calls)
     )
-    return ev.ModelAnswered(**where, text=reply.text, calls=calls, usage=reply.usage, stop=reply.stop)
+    return ev.ModelAnswered(
+        **where,
+        text=reply.text,
+        calls=calls,
+        usage=reply.usage,
+        stop=reply.stop,
+        problem="" if calls else reply.problem,
+    )
 
 
 def _problem(state: RunState, tool: str) -> str:

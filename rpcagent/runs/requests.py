@@ -188,7 +188,7 @@ def _check_decision(approval: Approval, command: ApproveCommand) -> None:
         raise errors.InvalidParams("goes only with the decision `happened`", path="$.result")
     if (command.decision == "extend") != bool(command.extend):
         raise errors.InvalidParams(
-            "the decision `extend` takes at least one of steps, tokens, costUsd, activeS, attempts; no other does",
+            "the decision `extend` takes at least one of steps, tokens, costUsd, activeS, attempts, repeats; no other does",
             path="$.extend",
         )
 

@@ -10,9 +10,10 @@ from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from rpcagent.runs.definition import Definition, Drive, Recovery
-from rpcagent.runs.effects import EffectClass
+from rpcagent.runs.effects import EffectClass, ToolSpec
 from rpcagent.runs.events import ApprovalKind, Method, Source, ToolCall, Trouble, Usage
 
 StepKind = Literal["model_call", "tool_call"]
@@ -28,7 +29,8 @@ RECENT_STEPS = 50
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One unit of recovery. `interrupted`: its last attempt will not report any more. `abandoned`: a person closed the
-    question about its unknown outcome without an answer. `look_up` is the last thing the outside said about it."""
+    question about its unknown outcome without an answer. `look_up` is the last thing the outside said about it. `asking`:
+    its trouble can only be ended by a person."""
 
     step_id: str
     kind: StepKind
@@ -53,6 +55,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     result: dict[str, Any] | None = None
     error: Trouble | None = None
     source: Source | None = None
+    asking: bool = False
     reserved_tokens: int = 0
     usage: Usage | None = None
 
@@ -118,7 +121,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """`steps` holds the steps of the present turn and those with an open unknown outcome; `recent` the last settled ones.
 
     `approvals` are live: open, or allowed and not consumed; `closed` are all others. `turn` lists the present turn's tool calls in the order given. `context_hash` chains over `messages`, so that a
-    request's hash costs the same however long the history is.
+    request's hash costs the same however long the history is. `repairs` counts the answers in a row that could not be used,
+    `repeats` those in a row that asked for exactly the same calls (`last_calls` is their digest).
     """
 
     run_id: str
@@ -147,6 +151,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     closed: dict[str, Approval] = {}
     approval_count: int = 0
     requests: dict[str, Request] = {}
+    problem: str = ""
+    repairs: int = 0
+    repeats: int = 0
+    last_calls: str = ""
     step_request: str | None = None
     step_request_step: str | None = None
     extended: dict[str, float] = {}
@@ -169,6 +177,11 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     def step(self, step_id: str) -> Step | None:
         return self.steps.get(step_id) or next((s for s in reversed(self.recent) if s.step_id == step_id), None)
 
+    def spec_of(self, step: Step) -> ToolSpec | None:
+        """The contract of the step's tool, with the effect class of this very call."""
+        spec = self.definition.tool(step.name)
+        return spec if spec is None or spec.effect == step.effect else replace(spec, effect=step.effect)
+
     def approval(self, approval_id: str) -> Approval | None:
         return self.approvals.get(approval_id) or self.closed.get(approval_id)
 
@@ -180,7 +193,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         order = ((self.model_step,) if self.model_step else ()) + self.turn
         return [s for s in (self.steps[i] for i in order) if not s.settled]
 
-    def limit(self, name: Literal["steps", "attempts", "tokens", "cost_usd", "active_s"]) -> float | None:
+    def limit(self, name: Literal["steps", "attempts", "repeats", "tokens", "cost_usd", "active_s"]) -> float | None:
         """A limit of the budget, with what a person added to it."""
         base: float | None = getattr(self.definition.budget, name)
         return None if base is None else base + self.extended.get(name, 0)

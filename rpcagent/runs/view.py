@@ -88,7 +88,12 @@ def _question(approval_id: str | None) -> dict[str, Any]:
 
 def _limits(state: RunState) -> dict[str, int | float]:
     """What is counted stays a whole number, also where a person has added to it."""
-    counted = {"steps": state.limit("steps"), "attempts": state.limit("attempts"), "tokens": state.limit("tokens")}
+    counted = {
+        "steps": state.limit("steps"),
+        "attempts": state.limit("attempts"),
+        "repeats": state.limit("repeats"),
+        "tokens": state.limit("tokens"),
+    }
     measured = {"costUsd": state.limit("cost_usd"), "activeS": state.limit("active_s")}
     shown: dict[str, int | float] = {name: int(value) for name, value in counted.items() if value is not None}
     return shown | {name: value for name, value in measured.items() if value is not None}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from rpcagent.runs import events as ev
 from rpcagent.runs.decide import ModelAction
 from rpcagent.runs.definition import Budget, ModelSettings
-from rpcagent.runs.outcomes import AskedCall, Failed, ModelReply, backoff_ms
+from rpcagent.runs.outcomes import AskedCall, Failed, ModelReply, NotDone, backoff_ms
 from rpcagent.runs.requests import CancelCommand, ResumeCommand
 
 from .story import NOON, Story, definition, sid
@@ -111,9 +111,12 @@ def test_an_attempt_that_was_not_done_gives_its_reservation_back():
     assert (story.state.spent.tokens, story.state.spent.attempts) == (0, 1)
 
 
-@pytest.mark.parametrize(("attempt", "wait_ms"), [(1, 1_000), (2, 2_000), (5, 16_000), (7, 60_000), (10_000, 60_000)])
-def test_the_wait_doubles_up_to_a_minute(attempt: int, wait_ms: int):
-    assert backoff_ms(attempt) == wait_ms
+@pytest.mark.parametrize(("attempt", "most"), [(1, 1_000), (2, 2_000), (5, 16_000), (7, 60_000), (10_000, 60_000)])
+def test_the_wait_doubles_up_to_a_minute_less_up_to_a_quarter(attempt: int, most: int):
+    waits = [backoff_ms(f"stp_a_{n}", attempt) for n in range(200)]
+    assert most * 0.75 < min(waits) < max(waits) <= most
+    assert waits == [backoff_ms(f"stp_a_{n}", attempt) for n in range(200)]  # derived: a replay waits as long
+    assert len(set(waits)) > 100  # and many runs do not come back at once
 
 
 def test_a_rate_limit_is_waited_for_as_long_as_the_provider_says():
@@ -165,9 +168,9 @@ def test_lasting_trouble_becomes_a_question_and_not_a_failure(restart: bool):
         if restart and story.step(1).attempt == 4:
             story.restart(1)
         if not story.opened():
-            story.later(backoff_ms(story.step(1).attempt) / 1000)
+            story.later(backoff_ms(sid(1), story.step(1).attempt) / 1000)
     assert question(story).kind == "retry"
-    assert (story.step(1).attempt, story.status) == (8, "waiting")
+    assert (story.step(1).attempt, story.status) == (9, "waiting")
     assert story.step(1).started_at - NOON >= timedelta(seconds=120)  # type: ignore[operator]
     story.answer("retry")
     assert story.doing() == [1]
@@ -227,3 +230,62 @@ def test_a_cancel_ends_a_wait_at_once():
     story.not_done(1, after_ms=60_000)
     story.asked("c", CancelCommand())
     assert (story.status, story.step(1).status) == ("cancelled", "withdrawn")
+
+
+def test_trouble_that_only_a_person_can_end_is_asked_about_at_once():
+    story = Story()
+    story.report(1, NotDone(error=ev.Trouble(kind="credentials", message="the key is refused"), ask=True))
+    assert (question(story).kind, story.status) == ("retry", "waiting")
+    assert question(story).subject["error"] == {"kind": "credentials", "message": "the key is refused"}
+    story.answer("retry")
+    assert story.doing() == [1]
+    story.says(1, text="end")
+    assert story.status == "completed"
+
+
+def test_an_answer_that_cannot_be_used_is_told_to_the_model_and_the_run_goes_on():
+    story = Story()
+    story.report(1, ModelReply(text="I wi", problem="it was cut by the length limit"))
+    assert story.doing() == [2]
+    assert [m.content for m in story.state.messages[1:]] == [
+        "I wi",
+        "Your last answer could not be used: it was cut by the length limit",
+    ]
+    story.report(2, ModelReply(text="Done."))
+    assert (story.status, story.state.output, story.state.repairs) == ("completed", "Done.", 0)
+
+
+def test_answers_that_can_never_be_used_end_the_run_f053():
+    story = Story()
+    for n in range(1, 5):
+        assert story.status == "running"
+        story.report(n, ModelReply(problem="it was cut by the length limit"))
+    assert story.status == "failed"
+    assert story.state.error == ev.Trouble(
+        kind="bad_output",
+        message="4 answers in a row could not be used. The last one: it was cut by the length limit",
+    )
+
+
+def test_calls_that_can_never_be_run_end_the_run_f061():
+    story = Story()
+    for n in range(4):
+        assert story.status == "running"
+        story.report(2 * n + 1, ModelReply(calls=(AskedCall(tool="t.none", arguments={}),)))
+    assert story.status == "failed"
+    assert story.state.error is not None
+    assert story.state.error.kind == "bad_output"
+
+
+def test_a_model_that_asks_for_the_same_again_and_again_is_stopped_by_a_question_f056():
+    story = Story(definition(budget=Budget(repeats=3)))
+    n = 1
+    while not story.opened():
+        story.says(n, "t.read")
+        if not story.opened():
+            story.done(n + 1)
+        n += 2
+    assert story.state.spent.steps == 7  # four answers, three calls
+    assert question(story).subject["limit"] == "repeats"
+    story.answer("extend", extend={"repeats": 2})
+    assert story.status == "running"

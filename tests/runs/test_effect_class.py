@@ -46,7 +46,7 @@ def test_what_follows_a_lost_attempt_is_decided_by_the_class_alone(effect: Effec
         follows: list[Action] = story.go()
     else:
         assert story.report(2, Lost(reason=how)) == []
-        follows = story.later(backoff_ms(1) / 1000)
+        follows = story.later(backoff_ms(sid(2), 1) / 1000)
     expected: dict[EffectClass, list[Action]] = {
         "read_only": [AGAIN],
         "idempotent": [AGAIN],

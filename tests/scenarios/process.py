@@ -13,6 +13,8 @@ from typing import Any
 import anyio
 import anyio.abc
 from rpcagent import __version__, errors
+from rpcagent.agents import Agents
+from rpcagent.config import EMPTY
 from rpcagent.daemon import Config, Daemon
 from rpcagent.journal.tail import damaged, too_new
 from rpcagent.models.catalog import Catalog
@@ -72,7 +74,7 @@ class Life:
         self.notifier = Notifier(self._write, lambda: BACKLOG_BYTES_MAX + 1 if self.slow else 0)
         self._daemon = Daemon(Config(store=folder / "store", workspace=folder / "workspace"), None)  # type: ignore[arg-type]
         registry = Registry(store=str(folder / "store"), http=outside)
-        self._daemon._registry = registry
+        self._agents = Agents(EMPTY, Catalog(), registry)
         self.supervisor = Supervisor(
             journal=log,
             clock=clock,
@@ -118,7 +120,7 @@ class Life:
         context = Context(
             supervisor=self.supervisor,
             notifier=self.notifier,
-            define=self._daemon._define,
+            define=self._agents.define,
             workspace=lambda named: WORKSPACE if named in {None, WORKSPACE} else self._daemon._workspace(named),
             health=self._health,
             shutdown=self._shutdown,

@@ -1,0 +1,140 @@
+"""From what `start` names to what a run pins: names resolved, files read, tools listed.
+
+Knows: the configuration, the catalog of models, the registry of tools. What comes out is content: nothing that is changed
+afterwards, here or in a file, changes a run that has begun.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rpcagent import errors
+from rpcagent.config import FileConfig
+from rpcagent.models.catalog import Catalog
+from rpcagent.rpc import wire
+from rpcagent.runs.definition import Budget, Definition, ModelSettings, Rule
+from rpcagent.runs.effects import ToolSpec
+from rpcagent.tools.registry import Registry
+
+BUILT_IN_AGENT = "default"
+INSTRUCTION_BYTES_MAX = 256 * 1024
+
+
+class Agents:
+    """Makes definitions. Raises InvalidParams with the path of the member at fault, throughout."""
+
+    def __init__(self, config: FileConfig, catalog: Catalog, registry: Registry) -> None:
+        self._config = config
+        self._catalog = catalog
+        self._registry = registry
+
+    def present_rules(self) -> dict[str, tuple[Rule, ...]]:
+        """Today's policy of every agent that the configuration names; a run goes by the stricter of it and its own."""
+        return {name: self._rules(agent) for name, agent in self._config.agents.items()}
+
+    async def define(self, params: wire.StartParams, workspace: str) -> Definition:
+        """The definition of a new run. May start MCP servers, to learn their tools."""
+        agent, name = self._agent(params.agent)
+        return Definition(
+            agent=name,
+            instructions=_instructions(agent, Path(workspace)),
+            model=self._model(agent.model),
+            tools=await self._tools(agent, workspace),
+            rules=self._rules(agent),
+            budget=params.budget or agent.budget or self._config.budget or Budget(),
+            read_only_commands=agent.read_only_commands,
+        )
+
+    def _agent(self, named: str | wire.AgentParams) -> tuple[wire.AgentParams, str]:
+        if not isinstance(named, str):
+            return named, named.name
+        agent = self._config.agents.get(named)
+        if agent is not None:
+            return agent, named
+        if named == BUILT_IN_AGENT:
+            return wire.AgentParams(name=BUILT_IN_AGENT), BUILT_IN_AGENT
+        known = ", ".join(sorted({*self._config.agents, BUILT_IN_AGENT}))
+        raise errors.InvalidParams(
+            f"there is no agent named {named!r}; there are: {known}. An agent can also be sent as an object", path="$.agent"
+        )
+
+    def _rules(self, agent: wire.AgentParams) -> tuple[Rule, ...]:
+        return wire.rules_of(agent.policy, "$.agent.policy") + wire.rules_of(self._config.policy, "$.policy")
+
+    async def _tools(self, agent: wire.AgentParams, workspace: str) -> tuple[ToolSpec, ...]:
+        servers = {**self._config.mcp, **agent.mcp}
+        specs: list[ToolSpec] = []
+        for place, tool in enumerate(agent.tools):
+            path = f"$.agent.tools[{place}]"
+            if not isinstance(tool, str) or not tool.startswith("mcp:"):
+                specs += self._registry.resolve([tool], "$.agent.tools")
+                continue
+            name = tool.removeprefix("mcp:")
+            if name not in servers:
+                known = ", ".join(sorted(servers)) or "none"
+                raise errors.InvalidParams(f"there is no MCP server named {name!r}; there are: {known}", path=path)
+            specs += await self._registry.resolve_mcp(name, servers[name], workspace, f"$.agent.mcp.{name}")
+        names = [spec.name for spec in specs]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise errors.InvalidParams(f"the tool {name!r} is there twice", path="$.agent.tools")
+        return tuple(specs)
+
+    def _model(self, named: str | wire.ModelParams) -> ModelSettings:
+        params = self._config.models.get(named) if isinstance(named, str) else named
+        if params is None:
+            known = ", ".join(sorted(self._config.models)) or "none"
+            raise errors.InvalidParams(f"there is no model named {named!r}; there are: {known}", path="$.agent.model")
+        settings = ModelSettings(
+            provider=params.provider,
+            name=params.model,
+            script=_script(params),
+            base_url=params.base_url,
+            api_key_env=params.api_key_env,
+            headers=params.headers,
+            options=params.options,
+            stream=params.stream,
+            max_output_tokens=params.max_output_tokens,
+            connect_timeout_ms=int(params.connect_timeout_s * 1000),
+            first_token_timeout_ms=int(params.first_token_timeout_s * 1000),
+            idle_timeout_ms=int(params.idle_timeout_s * 1000),
+            timeout_ms=int(params.timeout_s * 1000),
+            retry_for_ms=wire.duration_ms(params.retry_for, "$.agent.model.retryFor"),
+        )
+        self._catalog.check(settings, "$.agent.model")
+        return settings
+
+
+def _script(params: wire.ModelParams) -> tuple[dict[str, object], ...]:
+    if params.script_file is None:
+        return params.script
+    if params.script:
+        raise errors.InvalidParams("give `script` or `scriptFile`, not both", path="$.agent.model.scriptFile")
+    from rpcagent.models.scripted import load_script
+
+    try:
+        return load_script(Path(params.script_file))
+    except errors.InvalidParams as error:
+        raise errors.InvalidParams(error.message, path="$.agent.model.scriptFile") from None
+
+
+def _instructions(agent: wire.AgentParams, workspace: Path) -> str:
+    """The agent's own words, then the files of the workspace that it names and that exist, each under its name."""
+    parts = [agent.instructions] if agent.instructions else []
+    for place, name in enumerate(agent.instruction_files):
+        path = f"$.agent.instructionFiles[{place}]"
+        file = (workspace / name).resolve()
+        if "\0" in name or not file.is_relative_to(workspace):
+            raise errors.InvalidParams("a file inside the workspace", path=path)
+        if not file.is_file():
+            continue
+        try:
+            with file.open("rb") as stream:
+                raw = stream.read(INSTRUCTION_BYTES_MAX + 1)
+            text = raw.decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise errors.InvalidParams(f"{name} cannot be read ({type(error).__name__})", path=path) from None
+        if len(raw) > INSTRUCTION_BYTES_MAX:
+            raise errors.InvalidParams(f"{name} has more than {INSTRUCTION_BYTES_MAX} bytes", path=path)
+        parts.append(f"# {name}\n\n{text}")
+    return "\n\n".join(parts)
