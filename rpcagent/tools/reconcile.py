@@ -16,17 +16,22 @@ from rpcagent.runs.outcomes import LookUp
 NOT_FOUND = 404
 
 
-class LookUpCall(
+class Conditions(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True
 ):
+    """How an answer is judged, whoever gave it."""
+
+    found: str
+    absent: str | None = None
+    pending: str | None = None
+
+
+class LookUpCall(Conditions, frozen=True, kw_only=True):
     """A question that reads only. `headers` None: those of the call that it asks about."""
 
     url: str
-    found: str
     method: Literal["GET", "POST"] = "GET"
     headers: dict[str, str] | None = None
-    absent: str | None = None
-    pending: str | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +42,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     result: dict[str, Any]
 
 
-def check_conditions(call: LookUpCall, path: str) -> None:
+def check_conditions(call: Conditions, path: str) -> None:
     """Raises InvalidParams naming the condition that is no JMESPath."""
     from jmespath.exceptions import JMESPathError
 
@@ -53,7 +58,7 @@ def check_conditions(call: LookUpCall, path: str) -> None:
             raise InvalidParams(f"JMESPath has no function {unknown[0]!r}", path=f"{path}.{name}")
 
 
-def judge(call: LookUpCall, answer: Answer | None) -> LookUp:
+def judge(call: Conditions, answer: Answer | None) -> LookUp:
     """The first that holds: `found`, `pending`, `absent`; or, where no `absent` is given, that nothing was found.
 
     A condition holds when its value is true in the sense of Python: not null, false, 0 or empty. `answer` None: the

@@ -7,7 +7,7 @@ of the call, never an exception. Does not know: what any adapter does, and nothi
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import msgspec
@@ -24,6 +24,10 @@ from rpcagent.tools.inline import inline_tool
 from rpcagent.tools.reconcile import LookUpCall, judge
 from rpcagent.tools.results import NotPlain, normalised
 from rpcagent.tools.shell import Shell
+
+if TYPE_CHECKING:
+    from rpcagent.tools.mcp import McpServers
+    from rpcagent.tools.mcp_config import Skipped
 
 
 class Adapter(Protocol):
@@ -45,9 +49,13 @@ class Registry:
         on_fault: Callable[[Exception, ToolRequest], None] | None = None,
         servers: Mapping[str, Adapter] | None = None,
         http: Http | None = None,
+        mcp: McpServers | None = None,
+        on_note: Callable[[str, str], None] | None = None,
     ) -> None:
         self._servers: dict[str, Adapter] = {"files": Files(store), "shell": Shell(store), **(servers or {})}
         self._http = http or Http()
+        self._mcp = mcp
+        self._on_note = on_note
         self._on_fault = on_fault
 
     def resolve(self, tools: Sequence[str | dict[str, Any]], path: str = "$.agent.tools") -> tuple[ToolSpec, ...]:
@@ -62,6 +70,21 @@ class Registry:
                 specs[spec.name] = spec
         return tuple(specs.values())
 
+    async def resolve_mcp(
+        self, name: str, config: object, workspace: str | None, path: str, skipped: list[Skipped] | None = None
+    ) -> tuple[ToolSpec, ...]:
+        """The same for the tools of one MCP server, which is started to be asked. `skipped` gets those that it has and
+        that cannot be offered. Raises InvalidParams below `path`; Incompatible where the server cannot be asked now."""
+        if name in self._servers:
+            raise InvalidParams(f"{name!r} is the name of a built-in server", path=path)
+        offer = await self._mcp_servers().offer(name, config, workspace, path)
+        for left_out in offer.skipped:
+            if self._on_note is not None:
+                self._on_note(name, f"the tool {left_out.tool} is left out: {left_out.reason}")
+        if skipped is not None:
+            skipped += offer.skipped
+        return offer.specs
+
     async def call(self, request: ToolRequest) -> ToolReply | Failed | NotDone | Lost:
         """Performs once, for at most `timeout_ms`. Results are plain JSON of a bounded size."""
         adapter = self._adapter(request.spec)
@@ -70,7 +93,7 @@ class Registry:
             return Failed(error=Trouble(kind="incompatible", message=message))
         outcome: ToolReply | Failed | NotDone | Lost | None = None
         try:
-            with anyio.move_on_after(request.spec.timeout_ms / 1_000):
+            with anyio.move_on_after(_limit_s(request.spec)):
                 outcome = await adapter.call(request)
             if outcome is None:
                 return _gone(request, "timeout", f"No answer within {request.spec.timeout_ms} ms.")
@@ -85,22 +108,29 @@ class Registry:
     async def look_up(self, request: ToolRequest) -> LookUp:
         """What the tool's look-up says about an earlier attempt; `unsure` where it has none, failed or took too long."""
         binding = request.spec.binding
-        if "http" not in binding or "lookup" not in binding:
+        if "mcp" not in binding and ("http" not in binding or "lookup" not in binding):
             return LookUp(answer="unsure")
         return await self._bounded(request, lambda: self._look_up(request))
 
     async def aclose(self) -> None:
-        """Closes what the adapters hold open."""
-        await self._http.aclose()
+        """Closes what the adapters hold open, and ends the servers that they started."""
+        try:
+            await self._http.aclose()
+        finally:
+            if self._mcp is not None:
+                await self._mcp.aclose()
 
     async def _look_up(self, request: ToolRequest) -> LookUp:
+        if "mcp" in request.spec.binding:
+            said = await self._mcp_servers().look_up(request)
+            return said if said.result is None else LookUp(answer=said.answer, result=normalised(said.result))
         call = msgspec.convert(request.spec.binding["lookup"], LookUpCall)
         said = judge(call, await self._http.ask(request))
         return said if said.result is None else LookUp(answer=said.answer, result=normalised(said.result))
 
     async def _bounded(self, request: ToolRequest, ask: Callable[[], Awaitable[LookUp]]) -> LookUp:
         try:
-            with anyio.move_on_after(request.spec.timeout_ms / 1_000):
+            with anyio.move_on_after(_limit_s(request.spec)):
                 return await ask()
         except Exception as error:  # noqa: BLE001  (no foreign exception crosses a port)
             self._fault(error, request)
@@ -123,7 +153,16 @@ class Registry:
         return spec
 
     def _adapter(self, spec: ToolSpec) -> Adapter | None:
+        if "mcp" in spec.binding:
+            return self._mcp_servers()
         return self._http if "http" in spec.binding else self._servers.get(spec.name.partition(".")[0])
+
+    def _mcp_servers(self) -> McpServers:
+        if self._mcp is None:
+            from rpcagent.tools.mcp import McpServers
+
+            self._mcp = McpServers(on_note=self._on_note)
+        return self._mcp
 
     def _fault(self, error: Exception, request: ToolRequest) -> None:
         if self._on_fault is not None:
@@ -135,3 +174,13 @@ def _gone(request: ToolRequest, reason: Interruption, message: str) -> Failed | 
     if request.spec.effect == "read_only":
         return Failed(error=Trouble(kind=reason, message=message))
     return Lost(reason=reason)
+
+
+def _limit_s(spec: ToolSpec) -> float:
+    """A server that has to be started first takes what it takes; its adapter keeps the call itself within its limit."""
+    limit_s = spec.timeout_ms / 1_000
+    if "mcp" in spec.binding:
+        from rpcagent.tools.mcp_config import SETUP_MOST_S
+
+        limit_s += SETUP_MOST_S
+    return limit_s
