@@ -1,7 +1,7 @@
 """The models by the name of their provider.
 
-Knows: which providers there are and how to make each at its first use, so that start-up imports none of them. Does not
-know: how any of them is asked.
+Knows: which providers there are and how to make each at its first use, so that start-up imports none of them; and that
+what a model asks for is checked against the tool's schema before it is recorded. Does not know: how any of them is asked.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import anyio
 
 from rpcagent.errors import InvalidParams
+from rpcagent.models.arguments import Arguments
 from rpcagent.runs.definition import ModelSettings
 from rpcagent.runs.events import Trouble
 from rpcagent.runs.outcomes import Failed, Lost, ModelReply, NotDone
@@ -21,6 +22,12 @@ def _scripted() -> Model:
     from rpcagent.models.scripted import ScriptedModel
 
     return ScriptedModel()
+
+
+def _openai() -> Model:
+    from rpcagent.models.openai import OpenAiModel
+
+    return OpenAiModel()
 
 
 class Catalog:
@@ -35,9 +42,14 @@ class Catalog:
         providers: Mapping[str, Callable[[], Model]] | None = None,
         on_fault: Callable[[Exception, ModelRequest], None] | None = None,
     ) -> None:
-        self._factories: dict[str, Callable[[], Model]] = {"scripted": _scripted, **(providers or {})}
+        self._factories: dict[str, Callable[[], Model]] = {
+            "openai": _openai,
+            "scripted": _scripted,
+            **(providers or {}),
+        }
         self._models: dict[str, Model] = {}
         self._on_fault = on_fault
+        self._arguments = Arguments()
 
     def register(self, name: str, factory: Callable[[], Model]) -> None:
         """Adds a provider. Raises ValueError where the name is taken."""
@@ -55,6 +67,10 @@ class Catalog:
             from rpcagent.models.scripted import validate_script
 
             validate_script(settings.script, f"{path}.script")
+        if settings.provider == "openai":
+            from rpcagent.models.endpoint import check_endpoint
+
+            check_endpoint(settings, path)
 
     async def complete(
         self, request: ModelRequest, emit: Callable[[str], None]
@@ -69,12 +85,22 @@ class Catalog:
             if model is None:
                 model = self._models[settings.provider] = factory()
             with anyio.move_on_after(settings.timeout_ms / 1_000):
-                return await model.complete(request, emit)
+                outcome = await model.complete(request, emit)
+                if isinstance(outcome, ModelReply):
+                    return self._arguments.checked(request.definition, outcome)
+                return outcome
         except Exception as error:  # noqa: BLE001  (no foreign exception crosses a port)
             if self._on_fault is not None:
                 self._on_fault(error, request)
             return Failed(error=Trouble(kind="crashed", message=f"The provider raised {type(error).__name__}."))
         return NotDone(error=Trouble(kind="timeout", message=f"No answer within {settings.timeout_ms} ms."))
+
+    async def aclose(self) -> None:
+        """Closes what the providers hold open."""
+        for model in self._models.values():
+            close = getattr(model, "aclose", None)
+            if close is not None:
+                await close()
 
     def _unknown(self, name: str) -> str:
         return f"there is no model provider {name!r}; there are: {', '.join(sorted(self._factories))}"

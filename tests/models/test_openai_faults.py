@@ -1,0 +1,464 @@
+"""The openai provider against a server that misbehaves: each fault has one outcome, and a connection never stays open."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import pytest
+from rpcagent.models.catalog import Catalog
+from rpcagent.models.openai import OpenAiModel
+from rpcagent.models.refusal import SAID_MOST
+from rpcagent.runs.events import Trouble, Usage
+from rpcagent.runs.outcomes import AskedCall, Failed, ModelReply, NotDone
+from tests.models.asking import asked, assistant, result, user
+from tests.service.model_driver import ModelServer
+from tests.service.model_faults import OVERFLOWS
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-canary-0123456789abcdef"
+USAGE = Usage(input_tokens=11, output_tokens=7)
+TURN = {
+    "text": "I charge two.",
+    "calls": [
+        {"name": "shop__charge", "arguments": {"order": "A1", "amount": 10}},
+        {"name": "shop__charge", "arguments": {"order": "B2", "amount": 10}},
+        {"name": "files__list"},
+    ],
+}
+LATER = {"text": "Done."}
+
+
+def calls(*ids: str, **problem: str) -> tuple[AskedCall, ...]:
+    given = ids or ("call_0", "call_1", "call_2")
+    arguments: list[dict[str, Any]] = [{"order": "A1", "amount": 10}, {"order": "B2", "amount": 10}, {}]
+    tools = ["shop.charge", "shop.charge", "files.list"]
+    return tuple(
+        AskedCall(
+            tool=tool,
+            arguments={} if name in problem else arguments[place],
+            provider_id=name,
+            problem=problem.get(name, ""),
+        )
+        for place, (tool, name) in enumerate(zip(tools, given, strict=True))
+    )
+
+
+WHOLE = ModelReply(text="I charge two.", calls=calls(), usage=USAGE, stop="tool_calls")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+    with ModelServer(tmp_path_factory.mktemp("models") / "log", [TURN, LATER], key=KEY) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: ModelServer) -> Iterator[ModelServer]:
+    running.script([TURN, LATER])
+    yield running
+    running.clear()
+    running.release()
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[OpenAiModel]:
+    made = OpenAiModel(environ={"KEY": KEY, "WRONG": "sk-wrong-0123456789"})
+    yield made
+    await made.aclose()
+
+
+async def ask(model: OpenAiModel, server: ModelServer, emitted: list[str] | None = None, **settings: Any) -> Any:
+    request = asked(**{"base_url": server.base_url, "api_key_env": "KEY", **settings})
+    return await model.complete(request, [].append if emitted is None else emitted.append)
+
+
+def not_done(kind: str, message: str, **members: Any) -> NotDone:
+    return NotDone(error=Trouble(kind=kind, message=message), **members)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_whole_answer_comes_back_with_its_calls_and_its_usage(
+    model: OpenAiModel, server: ModelServer, stream: bool
+) -> None:
+    emitted: list[str] = []
+    assert await ask(model, server, emitted, stream=stream) == WHOLE
+    assert emitted == (["I ", "charge ", "two."] if stream else ["I charge two."])
+    call = server.calls()[-1]
+    assert (call.key, call.ended, call.body["stream"], "stream_options" in call.body) == (
+        "right",
+        "answered",
+        stream,
+        stream,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ({"name": "rate_limited"}, ("rate_limited", "HTTP 429: Rate limit reached for requests", None, False)),
+        ({"name": "rate_limited", "seconds": 2}, ("rate_limited", "HTTP 429: Rate limit reached for requests", 2_000, False)),
+        ({"name": "rate_limited", "ms": 1_500}, ("rate_limited", "HTTP 429: Rate limit reached for requests", 1_500, False)),
+        ({"name": "overloaded", "seconds": 1}, ("overloaded", "HTTP 503: Loading model", 1_000, False)),
+        ({"name": "overloaded_529"}, ("overloaded", "HTTP 529: Overloaded", None, False)),
+        ({"name": "server_error"}, ("server_error", "HTTP 500: The server had an error.", None, False)),
+        ({"name": "server_error", "status": 502}, ("server_error", "HTTP 502: The server had an error.", None, False)),
+        ({"name": "server_error", "status": 504}, ("server_error", "HTTP 504: The server had an error.", None, False)),
+        ({"name": "unauthorized"}, ("credentials", "HTTP 401: Invalid credentials.", None, True)),
+        ({"name": "server_error", "status": 403}, ("credentials", "HTTP 403: The server had an error.", None, True)),
+        ({"name": "quota"}, ("quota", "HTTP 429: You exceeded your current quota.", None, True)),
+        ({"name": "payment"}, ("quota", "HTTP 402: Insufficient credits.", None, True)),
+        ({"name": "not_found"}, ("model_not_found", "HTTP 404: The model `m` does not exist.", None, True)),
+        ({"name": "wrong_place"}, ("not_found", "HTTP 404: 404 page not found", None, True)),
+        ({"name": "bad_request"}, ("bad_request", "HTTP 400: Invalid schema for function 'a': type is not object", None, True)),
+        ({"name": "bad_history"}, ("bad_request", "HTTP 400: tool_calls must be followed by tool messages", None, True)),
+        (
+            {"name": "redirect"},
+            ("redirected", "HTTP 307 and names another place, to which nothing was sent. Correct the base URL.", None, True),
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [True, False])
+async def test_f057_f059_a_refusal_is_asked_about_or_waited_for_by_its_kind(
+    model: OpenAiModel, server: ModelServer, fault: dict[str, Any], expected: tuple[Any, ...], stream: bool
+) -> None:
+    server.fault(**fault)
+    kind, said, after, person = expected
+    message = f"127.0.0.1:{server.port} answered {said}"
+    outcome = await ask(model, server, stream=stream)
+    assert outcome == not_done(kind, message, retry_after_ms=after, ask=person)
+
+
+async def test_f057_a_date_to_wait_for_is_counted_from_now(server: ModelServer) -> None:
+    server.fault("rate_limited", date=30)
+    model = OpenAiModel(environ={"KEY": KEY})
+    outcome = await ask(model, server)
+    await model.aclose()
+    assert 27_000 <= outcome.retry_after_ms <= 30_000
+
+
+@pytest.mark.parametrize("flavour", sorted(OVERFLOWS))
+async def test_a_context_that_is_too_long_failed_in_every_servers_words(
+    model: OpenAiModel, server: ModelServer, flavour: str
+) -> None:
+    server.fault("context_overflow", flavour=flavour)
+    status, body = OVERFLOWS[flavour]
+    error = body.get("error", body)
+    said = error if isinstance(error, str) else error["message"]
+    message = f"The context is too long for this model. 127.0.0.1:{server.port} answered HTTP {status}: {said}"
+    assert await ask(model, server) == Failed(error=Trouble(kind="context_overflow", message=message))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"name": "html"}, "The answer of {host} is an HTML page."),
+        ({"name": "empty_body"}, "The answer of {host} is empty."),
+        ({"name": "no_json"}, "The answer of {host} is no JSON object."),
+        ({"name": "empty_choices"}, "The answer has no choices."),
+        ({"name": "null_choices"}, "The answer has no choices."),
+        ({"name": "null_content"}, "The answer has neither text nor a tool call."),
+        ({"name": "error_body_200"}, "{host} answered with an error: upstream provider failed"),
+        ({"name": "error_body_200", "after": 2}, "{host} answered with an error: upstream provider failed"),
+        ({"name": "error_body_200", "error": "no"}, "{host} answered with an error: no"),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_f055_an_answer_that_is_none_is_trouble_and_neither_a_crash_nor_success(
+    model: OpenAiModel, server: ModelServer, fault: dict[str, Any], message: str, stream: bool
+) -> None:
+    server.fault(**fault)
+    outcome = await ask(model, server, stream=stream)
+    assert outcome == not_done("bad_answer", message.format(host=f"127.0.0.1:{server.port}"))
+
+
+async def test_an_error_inside_a_good_answer_counts_by_its_own_number(model: OpenAiModel, server: ModelServer) -> None:
+    for error, kind, person in [
+        ({"code": 429, "message": "slow down"}, "rate_limited", False),
+        ({"code": 502, "message": "provider down"}, "server_error", False),
+        ({"code": "401", "message": "who?"}, "credentials", True),
+    ]:
+        server.fault("error_body_200", error=error, after=2)
+        message = f"127.0.0.1:{server.port} answered HTTP {error['code']}: {error['message']}"
+        assert await ask(model, server) == not_done(kind, message, ask=person)
+    server.fault("error_body_200", error={"code": "context_length_exceeded", "message": "no"}, after=1)
+    assert (await ask(model, server)).error.kind == "context_overflow"
+    server.fault("error_body_200", error={"type": "insufficient_quota", "message": "no"})
+    assert await ask(model, server) == not_done(
+        "quota", f"127.0.0.1:{server.port} answered with an error: no", ask=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message", "text"),
+    [
+        ({"name": "cut_stream"}, "stream_cut", "The connection to {host} ended in the middle of the answer.", "I "),
+        ({"name": "cut_stream", "clean": True}, "stream_cut", "The connection to {host} ended in the middle of the answer.", "I "),
+        ({"name": "cut_stream", "after": 0}, "stream_cut", "The connection to {host} ended in the middle of the answer.", ""),
+        ({"name": "reset"}, "connection_lost", "The connection to {host} ended before an answer came.", ""),
+        ({"name": "stall_before_first"}, "first_token_timeout", "{host} did not begin to answer for 150 ms.", ""),
+        ({"name": "stall_before_first", "comments": True}, "first_token_timeout", "{host} did not begin to answer for 150 ms.", ""),
+        ({"name": "stall_in_stream", "after": 2}, "idle_timeout", "{host} went silent for 100 ms.", "I "),
+    ],
+)  # fmt: skip
+async def test_an_answer_that_breaks_off_was_not_done_and_the_connection_is_closed(
+    model: OpenAiModel, server: ModelServer, fault: dict[str, Any], kind: str, message: str, text: str
+) -> None:
+    server.fault(**fault)
+    emitted: list[str] = []
+    before = len(server.calls())
+    outcome = await ask(model, server, emitted, first_token_timeout_ms=150, idle_timeout_ms=100)
+    assert outcome == not_done(kind, message.format(host=f"127.0.0.1:{server.port}"))
+    assert "".join(emitted) == text
+    server.wait("ended", before + 1)
+
+
+async def test_nobody_there_is_told_apart_from_a_lost_connection(model: OpenAiModel) -> None:
+    outcome = await model.complete(asked(base_url="http://127.0.0.1:1/v1"), str)
+    assert outcome == not_done("unreachable", "127.0.0.1:1 could not be reached; nothing was sent.")
+
+
+async def test_a_slow_answer_is_no_silent_one(model: OpenAiModel, server: ModelServer) -> None:
+    server.fault("slow_chunks", ms=20)
+    assert await ask(model, server, first_token_timeout_ms=2_000, idle_timeout_ms=2_000) == WHOLE
+
+
+async def test_an_answer_that_said_why_it_ended_is_whole_though_its_end_never_comes(
+    model: OpenAiModel, server: ModelServer
+) -> None:
+    count = 10  # all chunks but the usage: role, 3 words, 3 calls of 2 each minus none, and the reason
+    for fault in ({"name": "stall_in_stream", "after": count + 1}, {"name": "cut_stream", "after": count + 1}):
+        server.fault(**fault)
+        reply = await ask(model, server, idle_timeout_ms=100)
+        assert reply == ModelReply(text="I charge two.", calls=calls(), stop="tool_calls")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "total"])
+async def test_a_call_that_is_given_up_closes_the_connection_at_once(server: ModelServer, how: str) -> None:
+    server.fault("park", after=2)
+    model = OpenAiModel(environ={"KEY": KEY})
+    catalog = Catalog({"openai": lambda: model})
+    gone = sum(call.ended == "gone" for call in server.calls())
+    settings = {"base_url": server.base_url, "api_key_env": "KEY"}
+    if how == "total":
+        outcome = await catalog.complete(asked(**settings, timeout_ms=200), str)
+        assert outcome == not_done("timeout", "No answer within 200 ms.")
+    else:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(catalog.complete, asked(**settings), str)
+            await anyio.to_thread.run_sync(server.wait, "held")
+            tasks.cancel_scope.cancel()
+    server.wait("gone", gone + 1)
+    await catalog.aclose()
+
+
+# Calls
+
+
+@pytest.mark.parametrize(
+    ("fault", "reply"),
+    [
+        ({"name": "parallel_calls"}, WHOLE),
+        ({"name": "fragmented_arguments"}, WHOLE),
+        ({"name": "whole_call_in_one_delta"}, ModelReply(text="I charge two.", calls=calls(), stop="tool_calls")),
+        ({"name": "no_index"}, calls()),
+        ({"name": "same_index"}, calls()),
+        ({"name": "same_index_and_id"}, calls("call", "call", "call")),
+        ({"name": "duplicate_ids"}, calls("call", "call", "call")),
+        ({"name": "empty_ids"}, calls("", "", "")),
+        ({"name": "nothing_but_names"}, calls("", "", "")),
+    ],
+)
+async def test_f051_no_call_is_lost_or_merged_whatever_stands_in_ids_and_indexes(
+    model: OpenAiModel, server: ModelServer, fault: dict[str, Any], reply: ModelReply | tuple[AskedCall, ...]
+) -> None:
+    server.fault(**fault)
+    expected = reply if isinstance(reply, ModelReply) else ModelReply(text="I charge two.", calls=reply, usage=USAGE)
+    assert await ask(model, server) == expected
+
+
+CUT = (
+    "The call was cut off by the limit on the answer's length and was not run. Call again with shorter arguments, or in "
+    "smaller parts."
+)
+BROKEN = "The arguments are not valid JSON (Input data was truncated), and the call was not run. Send them whole, as one object."
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("finish", "problem"), [("length", CUT), ("tool_calls", BROKEN)])
+async def test_f053_a_cut_call_gets_a_problem_and_its_fragment_is_kept_nowhere(
+    model: OpenAiModel, server: ModelServer, stream: bool, finish: str, problem: str
+) -> None:
+    server.script([{"calls": [*TURN["calls"][:2], {"name": "shop__charge", "arguments": {"order": "C3"}}]}])  # type: ignore[index]
+    server.fault("cut_arguments", finish=finish)
+    outcome = await ask(model, server, stream=stream)
+    cut = AskedCall(tool="shop.charge", arguments={}, provider_id="call_2", problem=problem)
+    assert outcome == ModelReply(calls=(*calls()[:2], cut), usage=USAGE, stop=finish)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"order": "A1", "amount": 10', BROKEN),
+        (
+            "{'order': 1}",
+            BROKEN.replace("Input data was truncated", "JSON is malformed: object keys must be strings (byte 1)"),
+        ),
+        ("[1]", "The arguments must be a JSON object, not a list; the call was not run."),
+        ('"{}"', "The arguments must be a JSON object, not a text; the call was not run."),
+        ("null", "The arguments must be a JSON object, not null; the call was not run."),
+        ("7", "The arguments must be a JSON object, not a number; the call was not run."),
+        ("true", "The arguments must be a JSON object, not a boolean; the call was not run."),
+        ('{"a":' * 200 + "1" + "}" * 200, "The arguments are nested more than 100 deep, and the call was not run."),
+    ],
+)
+async def test_f053_arguments_that_are_no_object_are_told_and_never_run(
+    model: OpenAiModel, server: ModelServer, text: str, problem: str
+) -> None:
+    server.fault("malformed_arguments", text=text)
+    ids = ("call_0", "call_1", "call_2")
+    expected = calls(*ids, **dict.fromkeys(ids, problem))
+    assert await ask(model, server) == ModelReply(text="I charge two.", calls=expected, usage=USAGE, stop="tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("fault", "stop", "problem"),
+    [
+        ("cut_text", "length", "The answer was cut off by the limit on its length. Answer again, more briefly."),
+        (
+            "content_filter",
+            "content_filter",
+            "The provider's content filter stopped the answer. Answer in another way.",
+        ),
+    ],
+)
+async def test_an_answer_that_cannot_be_used_is_paid_for_and_the_model_is_told(
+    model: OpenAiModel, server: ModelServer, fault: str, stop: str, problem: str
+) -> None:
+    server.fault(fault)
+    expected = ModelReply(text="I charge two.", usage=USAGE, stop=stop, problem=problem)
+    assert await ask(model, server) == expected
+
+
+# What is sent
+
+
+async def test_f047_f049_f051_a_history_goes_out_under_our_ids_with_one_result_for_each_call(
+    model: OpenAiModel, server: ModelServer
+) -> None:
+    history = (
+        user(),
+        assistant(("shop.charge", {"order": "A1"}), ("shop.charge", {"order": "B2"})),
+        result(2, "paid"),
+        result(3, "Failed (denied): no", is_error=True),
+    )
+    request = asked(history, base_url=server.base_url, api_key_env="KEY")
+    assert await model.complete(request, str) == ModelReply(text="Done.", usage=USAGE)
+    sent = server.calls()[-1].messages
+    ids = [call["id"] for call in sent[2]["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert sent[3:] == [
+        {"role": "tool", "tool_call_id": ids[0], "content": "paid"},
+        {"role": "tool", "tool_call_id": ids[1], "content": "Error: Failed (denied): no"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        (user(), assistant(("shop.charge", {}))),
+        (user(), assistant(("shop.charge", {})), user("And?")),
+        (user(), assistant(("shop.charge", {}), ("shop.charge", {})), result(3), result(2)),
+        (user(), assistant(("shop.charge", {})), result(2), result(2)),
+    ],
+)
+async def test_f047_a_call_without_its_result_is_never_sent(
+    model: OpenAiModel, server: ModelServer, history: Any
+) -> None:
+    before = len(server.calls())
+    outcome = await model.complete(asked(history, base_url=server.base_url, api_key_env="KEY"), str)
+    message = "The context has a call without its result; it was not sent."
+    assert outcome == Failed(error=Trouble(kind="bad_history", message=message))
+    assert len(server.calls()) == before
+
+
+@pytest.mark.parametrize("status", [400, 422])
+async def test_a_server_that_does_not_count_tokens_in_streams_is_asked_without_and_remembered(
+    server: ModelServer, status: int
+) -> None:
+    model = OpenAiModel(environ={"KEY": KEY})
+    server.fault("refuses_stream_options", times=4, status=status)
+    before = len(server.calls())
+    for _ in range(2):
+        assert await ask(model, server) == ModelReply(text="I charge two.", calls=calls(), stop="tool_calls")
+    assert ["stream_options" in call.body for call in server.calls()[before:]] == [True, False, False]
+    await model.aclose()
+
+
+async def test_nothing_is_tried_again_in_one_attempt(model: OpenAiModel, server: ModelServer) -> None:
+    for name in ("server_error", "rate_limited", "reset", "bad_request"):
+        server.fault(name, times=3)
+        before = len(server.calls())
+        await ask(model, server)
+        assert len(server.calls()) == before + 1
+        server.clear()
+
+
+# Secrets
+
+
+@pytest.mark.parametrize("status", [401, 400, 429, 500])
+async def test_f039_a_key_that_the_server_echoes_is_in_no_outcome_and_in_no_log_line(
+    model: OpenAiModel, server: ModelServer, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server.fault("echo_key", status=status)
+    outcome = await ask(model, server)
+    said = f"127.0.0.1:{server.port} answered HTTP {status}: Incorrect API key provided: ${{KEY}}, also [secret]"
+    assert outcome.error.message == said
+    for fragment in (KEY, KEY[-8:]):
+        assert fragment not in repr(outcome) + caplog.text
+
+
+async def test_f039_a_key_in_a_good_answer_is_taken_out_of_text_pieces_and_arguments(
+    model: OpenAiModel, server: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server.script([{"calls": [{"name": "shop__charge"}]}])
+    server.fault("echo_key", status=200)
+    emitted: list[str] = []
+    outcome = await ask(model, server, emitted)
+    call = AskedCall(tool="shop.charge", arguments={"key": "${KEY}"}, provider_id="call_0")
+    assert outcome == ModelReply(text="Your key is ${KEY}, is it not?", calls=(call,), usage=USAGE, stop="tool_calls")
+    assert "".join(emitted) == "Your key is ${KEY}, is it not?"
+    assert KEY not in caplog.text
+
+
+async def test_a_missing_or_a_wrong_key_is_asked_about(model: OpenAiModel, server: ModelServer) -> None:
+    before = len(server.calls())
+    missing = await ask(model, server, api_key_env="NONE")
+    assert missing == not_done("credentials", "The environment of the daemon has no NONE.", ask=True)
+    assert len(server.calls()) == before
+    wrong = await ask(model, server, api_key_env="WRONG")
+    said = f"127.0.0.1:{server.port} answered HTTP 401: Invalid credentials."
+    assert wrong == not_done("credentials", said, ask=True)
+    assert server.calls()[-1].key == "wrong"
+
+
+async def test_a_proxy_of_the_environment_is_not_used(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    model = OpenAiModel(environ={"KEY": KEY})
+    assert await ask(model, server) == WHOLE
+    await model.aclose()
+
+
+async def test_what_a_server_says_is_shown_in_part(model: OpenAiModel, server: ModelServer) -> None:
+    server.fault("error_body_200", error="x" * 100_000)
+    outcome = await ask(model, server)
+    assert len(outcome.error.message) < SAID_MOST + 100
