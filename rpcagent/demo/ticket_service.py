@@ -129,7 +129,10 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def _body(self) -> dict[str, Any]:
-        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        raw = self.rfile.read(length)
+        if len(raw) < length:  # the caller died in the middle of its request: nothing was asked for
+            raise ConnectionAbortedError
         body = json.loads(raw or b"{}")
         return body if isinstance(body, dict) else {}
 
