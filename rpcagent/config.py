@@ -52,7 +52,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        return ": ".join(part for part in (place, self.path, self.reason) if part)
+        return printable(": ".join(part for part in (place, self.path, self.reason) if part))
 
 
 class ConfigError(Exception):
@@ -96,7 +96,7 @@ def find(workspace: Path, explicit: Path | None, trust: bool, store: Path) -> Fo
         raw = read(path)
     except ConfigError as error:
         return Found(path=path, trusted=False, note=f"a file in the workspace is not used: {error}")
-    if _line(path, digest_of(raw)) in _trusted_lines(store):
+    if is_trusted(path, raw, store):
         return _used(path, raw)
     note = (
         f"{path} is not used: nobody has trusted its present content ({digest_of(raw)}). To see what it asks for: "
@@ -105,16 +105,20 @@ def find(workspace: Path, explicit: Path | None, trust: bool, store: Path) -> Fo
     return Found(path=path, digest=digest_of(raw), trusted=False, note=note)
 
 
-def trust(path: Path, digest: str, store: Path) -> None:
-    """Records that a person trusts these bytes at this place; it lasts until one of the two is another."""
-    from rpcagent.journal.disk import make_store_folder
+def is_trusted(path: Path, raw: bytes, store: Path) -> bool:
+    """Whether a person has said so of these bytes at this place."""
+    return _line(path, digest_of(raw)) in _trusted_lines(store)
 
-    make_store_folder(store)
+
+def trust(path: Path, digest: str, store: Path) -> None:
+    """Records that a person trusts these bytes at this place; it lasts until one of the two is another. Makes the store if
+    there is none yet. Raises OSError, and RpcAgentError where the store cannot be made."""
     if _line(path, digest) in _trusted_lines(store):
         return
+    if not (store / "HEAD").exists():
+        _make(store)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(store / TRUSTED, flags, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
+    with os.fdopen(os.open(store / TRUSTED, flags, 0o600), "wb") as stream:
         stream.write(_line(path, digest).encode() + b"\n")
 
 
@@ -139,8 +143,29 @@ def read(path: Path) -> bytes:
     return raw
 
 
+def printable(text: str) -> str:
+    """One line that does nothing to a terminal, whatever names a file has in it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def digest_of(raw: bytes) -> str:
     return "sha256:" + hashlib.sha256(raw).hexdigest()
+
+
+def _make(store: Path) -> None:
+    # A folder with a file in it that is no store's would be refused as one.
+    import secrets
+    from contextlib import closing
+    from datetime import UTC, datetime
+
+    from rpcagent import __version__
+    from rpcagent.journal.disk import RealDisk, StoreLock, make_store_folder
+    from rpcagent.journal.wal import Wal
+
+    make_store_folder(store)
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    with closing(StoreLock.take(store, since=now)) as lock, closing(RealDisk(store)) as disk:
+        Wal.open(disk, draw_store_id=lambda: "sto_" + secrets.token_hex(12), app=__version__, at=now, lock=lock).close()
 
 
 def _used(path: Path, raw: bytes) -> Found:
