@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rpcagent import __version__
+from rpcagent.batch.options import add_commands
 
 _ABOUT = """\
 A JSON-RPC 2.0 daemon on stdio that runs agents durably: killed anywhere, the next process on the same store goes on from
@@ -18,6 +19,7 @@ the last confirmed step, repeats no external effect on its own, and answers a re
 """
 
 _GROUPS = {
+    "run": ("run", "approve", "resume", "cancel"),
     "serve": ("serve",),
     "look": (),
     "configure": ("init", "check", "trust"),
@@ -83,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command. The exit code is the command's own; 2 is a mistake in the command line."""
     options = _parser().parse_args(argv)
     run = {"demo": _demo, "init": _init, "check": _check, "trust": _trust}.get(options.command, _serve)
+    run = getattr(options, "perform", run)
     return run(options)
 
 
@@ -139,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     trust = command("trust", "let serve use the workspace's rpcagent.toml as it is now", _TRUST)
     _add_store(trust)
     _add_workspace(trust)
+    add_commands(command)
     demo = command("demo", "watch a run survive kill -9", _DEMO)
     demo.add_argument("--keep", action="store_true", help="keep the store and print where it is")
     return parser

@@ -1,0 +1,182 @@
+"""One command from its options to its exit code: starts the client, runs the command, and ends both in order.
+
+Knows: how errors and signals become messages and exit codes. The run is safe however this ends: it lives in the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rpcagent.batch import act, exits, look
+from rpcagent.batch.desk import ClientNotes, Desk
+from rpcagent.batch.faults import Mistake, fault_of, plain_lines
+from rpcagent.batch.follow import Feed
+from rpcagent.batch.place import Place
+from rpcagent.batch.session import Session
+from rpcagent.batch.text import visible
+from rpcagent_client import Client, ClientError
+
+Command = Callable[[Session, argparse.Namespace], int]
+Connect = Callable[[Feed, bool], Client]
+
+COMMANDS: dict[str, Command] = {
+    "run": act.run,
+    "approve": act.approve,
+    "resume": act.resume,
+    "cancel": act.cancel,
+    "runs": look.runs,
+    "show": look.show,
+    "tail": look.tail,
+}
+
+LOG_TAIL_BYTES = 16 << 10
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked for the end, as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
+
+
+def conducted(options: argparse.Namespace) -> int:
+    """Runs the command on the process's own streams, with a daemon of its own."""
+    desk = Desk(sys.stdin, sys.stdout, sys.stderr, as_json=options.json, no_input=getattr(options, "no_input", True))
+    place = Place.of(options)
+    if place.workspace is not None and not place.workspace.is_dir():
+        return complained(desk, Mistake(f"--workspace {place.workspace} is not a directory"))
+    log = DaemonLog()
+
+    def connect(feed: Feed, streams: bool) -> Client:
+        return place.client(on_event=feed.on_event, on_delta=feed.on_delta if streams else None, log=log.file)
+
+    try:
+        with _ends_on_signals():
+            return perform_on(desk, place, connect, options, log.tail)
+    finally:
+        log.close(desk)
+
+
+def perform_on(
+    desk: Desk, place: Place, connect: Connect, options: argparse.Namespace, log_tail: Callable[[], str] = str
+) -> int:
+    """Runs the command with the client that `connect` makes. Never raises for what a reader can be told."""
+    feed = Feed()
+    with connect(feed, desk.streams) as client, _notes(desk):
+        session = Session(client, feed, desk, place)
+        try:
+            session.begin()
+            for note in plain_lines(log_tail()):
+                desk.say(visible(note), "ask")
+            code = COMMANDS[options.command](session, options)
+            client.close()
+        except (Mistake, ClientError) as error:
+            return complained(desk, error, log_tail())
+        except BrokenPipeError:
+            with suppress(OSError, ValueError):
+                desk.closed()
+            return exits.PIPE_CLOSED
+        except KeyboardInterrupt as interrupt:
+            return _interrupted(session, interrupt)
+        return code
+
+
+def complained(desk: Desk, error: Mistake | ClientError, log_tail: str = "") -> int:
+    """Says what went wrong; with --json as an object. Returns the exit code."""
+    fault = fault_of(error, log_tail)
+    if desk.as_json:
+        desk.fact(fault.value())
+    for line in fault.lines() if not desk.as_json else ():
+        desk.say(line, "bad")
+    return fault.exit_code
+
+
+def _interrupted(session: Session, interrupt: KeyboardInterrupt) -> int:
+    """The daemon may end in order: what is in flight gets its grace time. A second interrupt ends it at once."""
+    code = interrupt.exit_code if isinstance(interrupt, Stopped) else exits.INTERRUPTED
+    try:
+        desk = session.desk
+        desk.say()
+        desk.say("Interrupted. The daemon ends in order; interrupt again to end it at once.", "ask")
+        if session.run_id or session.key:
+            go_on = session.place.hint(
+                *(("run", "--key", session.key) if session.key else ("show", str(session.run_id)))
+            )
+            desk.say(f"{session.run_id or 'The run'} is safe: what was done stays recorded. Go on with:", "ask")
+            desk.say(f"  {go_on}", "strong")
+        session.client.close()
+    except KeyboardInterrupt:
+        session.client.kill()
+    except OSError:
+        session.client.close()  # nobody reads any more
+    return code
+
+
+class DaemonLog:
+    """The daemon's standard error, kept for as long as it may explain something."""
+
+    def __init__(self) -> None:
+        descriptor, name = tempfile.mkstemp(prefix="rpcagent-", suffix=".log")
+        self._path = Path(name)
+        self.file = os.fdopen(descriptor, "ab", buffering=0)
+
+    def tail(self) -> str:
+        with self._path.open("rb") as log:
+            log.seek(max(self._path.stat().st_size - LOG_TAIL_BYTES, 0))
+            return log.read().decode("utf-8", "replace")
+
+    def close(self, desk: Desk) -> None:
+        """Removed, but for one that has the story of a fault of ours."""
+        self.file.close()
+        if '"incident"' in self.tail():
+            with suppress(OSError, ValueError):
+                desk.say(f"The daemon's log is kept: {self._path}", "dim")
+        else:
+            self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _notes(desk: Desk) -> Iterator[None]:
+    log = logging.getLogger("rpcagent_client")
+    notes, level, propagate = ClientNotes(desk), log.level, log.propagate
+    log.addHandler(notes)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(notes)
+        log.setLevel(level)
+        log.propagate = propagate
+
+
+@contextmanager
+def _ends_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, with exit codes of their own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            before[number] = signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
