@@ -111,7 +111,7 @@ class _Server:
         return self._unavailable(life.failure).not_done
 
     async def _alive(self) -> Life:
-        while (life := self.life) is not None and not life.usable:
+        while (life := self.life) is not None and life.over:
             await life.ended.wait()  # bounded by its grace; two processes of one server may disturb each other
             if self.life is life:
                 self.life = None
@@ -299,14 +299,16 @@ async def _performed(
         server.answered()
         text = _without(f"MCP error {error.code}: {error.message}", server.secrets())
         return ToolReply(result=text_result(text, is_error=True))
-    if not life.usable:
-        return Lost(reason="connection_lost") if effect and not unsent else server.lost(life)
-    if error is not None:
-        kind, message = "server_error", f"The server answered with the error {error.code}."
-        return Lost(reason="connection_lost") if effect else _failed(kind, message)
+    if unsent and (error is not None or not life.usable):
+        return server.lost(life)
     if unsent:
         message = "The server does not read what it is told; nothing was sent."
         return NotDone(error=Trouble(kind="timeout", message=message))
+    if not life.usable:
+        return Lost(reason="connection_lost") if effect else server.lost(life)
+    if error is not None:
+        kind, message = "server_error", f"The server answered with the error {error.code}."
+        return Lost(reason="connection_lost") if effect else _failed(kind, message)
     return Lost(reason="timeout") if effect else _failed("timeout", f"No answer within {limit_s:g} s.")
 
 

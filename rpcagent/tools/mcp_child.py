@@ -32,8 +32,10 @@ LINE_HEAD = 256
 FLOOD_BYTES = 64 * 1024 * 1024
 """Without an end of line, this is no server any more."""
 UNASKED_BYTES = 4 * 1024 * 1024
-"""What a server may write at full speed without answering anything; then it is read slowly."""
+"""What a server may write at full speed without answering anything; then it is read slowly, so that it takes no more of
+the processor than it is worth. Within a line it is not: one without end is to be known soon."""
 SLOWLY_S = 0.01
+SLOWLY_MOST_S = 1.0
 HELD_BYTES = 4 * 1024 * 1024
 REPLY_BYTES = 64 * 1024
 EXIT_POLL_S = 0.1
@@ -103,9 +105,8 @@ class _Frame:
 class Outbox:
     """What the server is told, in order, written as far as it reads, and bounded."""
 
-    def __init__(self, descriptor: int, on_broken: Callable[[], None]) -> None:
+    def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._on_broken = on_broken
         self._frames: deque[_Frame] = deque()
         self._held = 0
         self._begun: set[int] = set()
@@ -139,7 +140,7 @@ class Outbox:
         return True
 
     async def write(self) -> None:
-        """Writes for as long as it is let."""
+        """Writes until nobody reads any more, or for as long as it is let."""
         while not self.broken:
             self._pump()
             if not self._frames:
@@ -182,7 +183,6 @@ class Outbox:
             pass
         except OSError:
             self.close()
-            self._on_broken()
         if self._held <= HELD_BYTES:
             self._room.set()
 
@@ -332,7 +332,7 @@ async def read_lines(descriptor: int, lines: Lines, heard: Callable[[bytes | Ove
 
     Raises Flood.
     """
-    unasked = 0
+    unasked, owed_s = 0, 0.0
     while True:
         await anyio.wait_readable(descriptor)
         data = _read(descriptor)
@@ -341,11 +341,15 @@ async def read_lines(descriptor: int, lines: Lines, heard: Callable[[bytes | Ove
         if not data:
             return
         unasked += len(data)
+        owed_s += SLOWLY_S if unasked > UNASKED_BYTES else 0.0
+        ended = False
         for line in lines.feed(data):
+            ended = True
             if heard(line):
-                unasked = 0
-        if unasked > UNASKED_BYTES:
-            await anyio.sleep(SLOWLY_S)
+                unasked, owed_s = 0, 0.0
+        if ended and owed_s:
+            await anyio.sleep(min(owed_s, SLOWLY_MOST_S))
+            owed_s = 0.0
 
 
 def read_rest(descriptor: int, lines: Lines, heard: Callable[[bytes | Overlong], bool]) -> None:

@@ -254,7 +254,7 @@ def _spec(server: str, config: ServerConfig, tool: dict[str, Any], said: ToolCon
         key_ttl_ms=said.key_ttl_ms,
         settle_ms=said.settle_ms,
         timeout_ms=said.timeout_ms or max(1, round(config.timeout_s * 1_000)),
-        binding={"mcp": msgspec.to_builtins(binding)},
+        binding={"mcp": msgspec.json.decode(msgspec.json.encode(binding))},  # as it is read back from the log
     )
 
 

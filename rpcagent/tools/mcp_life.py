@@ -189,7 +189,7 @@ class Life:
         self._to_session: MemoryObjectSendStream[SessionMessage | Exception] | None = None
         self._dispatcher: JSONRPCDispatcher[Any] | None = None
         self._outbox: Outbox | None = None
-        self.pid: int | None = None
+        self._child: Child | None = None
         self.ended = anyio.Event()
         self._asked_to_end = False
         self._task = asyncio.get_running_loop().create_task(self._live(), name=f"mcp {name}")
@@ -199,8 +199,13 @@ class Life:
         return not self._ending.is_set()
 
     @property
+    def over(self) -> bool:
+        """Whether it ends, also where its process has ended and that was not heard of yet."""
+        return not self.usable or (self._child is not None and self._child.how_it_ended() != "")
+
+    @property
     def failure(self) -> Gone:
-        return self._why or Gone(f"The MCP server {self._name} was stopped.")
+        return self._why or Gone(f"The MCP server {self._name} was ended.")
 
     async def started(self) -> None:
         await self._ready.wait()
@@ -259,15 +264,12 @@ class Life:
         child: Child | None = None
         try:
             modules = await sdk()
-            child = Child(self._command, self._environ(), self._folder)
-            self.pid = child.pid
+            child = self._child = Child(self._command, self._environ(), self._folder)
             await self._speak(child, modules)
         except CannotStart as error:
             self._end(Gone(f"The MCP server {self._name} cannot be started: {error}.", ask=True))
-        except Gone as gone:
-            self._end(gone)
-        except Exception as error:  # noqa: BLE001  (the end of one server, whatever it was)
-            self._end(Gone(f"The MCP server {self._name} was given up: {type(error).__name__}."))
+        except Exception as error:  # noqa: BLE001  (a fault of ours ends this server, and nothing else)
+            self._notes.add(f"[given up: {error!r}]".encode())
         finally:
             self._end(None)
             if child is not None:
@@ -279,11 +281,11 @@ class Life:
         # As many as wait for an answer: nothing else gets in.
         send, receive = anyio.create_memory_object_stream[Any](math.inf)
         answers = _Reader(receive)
-        outbox = self._outbox = Outbox(child.input, lambda: self._end(self._ended_by_itself(child)))
+        outbox = self._outbox = Outbox(child.input)
         self._to_session = send
         try:
             async with anyio.create_task_group() as pumps:
-                pumps.start_soon(outbox.write)
+                pumps.start_soon(self._write, outbox, child)
                 pumps.start_soon(self._read, child)
                 pumps.start_soon(read_lines, child.errors, Lines(NOTE_BYTES, _EVERYTHING), self._note)
                 pumps.start_soon(self._notes.refill)
@@ -319,13 +321,11 @@ class Life:
             with anyio.fail_after(START_MOST_S):
                 await session.initialize()
         except TimeoutError:
-            raise Gone(f"The MCP server {self._name} did not answer within {START_MOST_S:g} s.") from None
-        except modules.MCPError as error:
-            if self._ending.is_set():
-                raise self.failure from None
-            raise Gone(f"The MCP server {self._name} refused to be used: {error.error.code}.") from None
+            self._end(Gone(f"The MCP server {self._name} did not answer within {START_MOST_S:g} s."))
+        except modules.MCPError as error:  # nothing changes where it is only told that the server has ended
+            self._end(Gone(f"The MCP server {self._name} refused to be used: error {error.error.code}."))
         except (RuntimeError, ValueError):  # a version of the protocol, or an answer, that the SDK does not know
-            raise Gone(f"The MCP server {self._name} speaks no protocol that is known.", ask=True) from None
+            self._end(Gone(f"The MCP server {self._name} speaks no protocol that is known.", ask=True))
 
     async def _stop(self, child: Child) -> None:
         # Shielded, and bounded by the grace: an end that is cut short would leave a process behind.
@@ -335,6 +335,12 @@ class Life:
                 emptying.start_soon(discard, child.errors)
                 await child.stop(*self._grace)
                 emptying.cancel_scope.cancel()
+
+    async def _write(self, outbox: Outbox, child: Child) -> None:
+        await outbox.write()  # returns when the server has closed its input: it may still have answered, or end
+        with anyio.move_on_after(EXIT_SOON_S):
+            await self._ending.wait()
+        self._end(self._ended_by_itself(child))
 
     async def _read(self, child: Child) -> None:
         """Until the server closes its output or ends, whoever else may hold the pipe open."""

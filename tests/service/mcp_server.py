@@ -31,6 +31,7 @@ from tests.service.counting import Truth
 FAULTS = {
     "at start": ("die", "slow_start", "noise_on_stdout", "stderr_flood", "old_protocol", "ignore_input_end", "grandchild"),
     "at tools/list": ("die", "hang", "schema_change", "tool_gone", "endless_pages", "not_read_only"),
+    "at deaf, a tools/call that is read": ("nothing more is read until it is released",),
     "at tools/call, before_effect or after_effect": (
         "hang", "die", "noise_on_stdout", "flood", "wrong_id", "double_answer", "endless_notifications",
         "endless_requests", "sampling_request", "stderr_flood", "bad_json", "bad_result", "bad_utf8", "huge_result",
@@ -148,6 +149,8 @@ class Server:
             elif method == "tools/list":
                 self.send({"jsonrpc": "2.0", "id": number, "result": self.list(message.get("params") or {})})
             elif method == "tools/call":
+                if self.take("deaf"):
+                    self.park("deaf")
                 threading.Thread(target=self.call, args=(number, message["params"]), daemon=True).start()
             elif method == "notifications/cancelled":
                 self.tell("cancelled", request=message["params"]["requestId"])
