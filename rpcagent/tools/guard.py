@@ -5,9 +5,10 @@ the daemon asks, and when the daemon is gone, however it went. Does not know: wh
 into the daemon's pipe), results, or why. Standard library only, and little of it: it is started for every command.
 
 Run as `guard.py LIMIT_MS CWD_FD SHELL COMMAND` with descriptor 0 one end of a socket pair, and 1 and 2 the command's output.
-It says JSON lines on the socket: `{"ready"}` before anything is started, `{"started": pid}`, or `{"errno"}` where nothing
-was; `{"ended": wait status, "ms", "timedOut"}` when the command itself has ended; at last `{"left", "remaining"}`, when
-nothing of it is left. Any byte from the socket asks it to stop the command, and so does the end of the socket.
+It says JSON lines on the socket: `{"ready"}` before anything is started, `{"started": pid}` just before the command is;
+`{"errno"}` where it could not be; `{"ended": wait status, "ms", "timedOut"}` when the command itself has ended; at last
+`{"left", "remaining"}`, when nothing of it is left. Any byte from the socket asks it to stop the command, and so does the
+end of the socket.
 
 Who dies by what:
 
@@ -63,7 +64,6 @@ class _Guard:
         if errno:
             self._tell(errno=errno)
             return
-        self._tell(started=self._command)
         self._wait_for_end()
         if not self._ended or self._alive():
             self._stop()
@@ -77,12 +77,13 @@ class _Guard:
         try:
             os.fchdir(directory)
             os.close(directory)
+            guard = os.getpid()
             self._began = time.monotonic()
             self._command = os.fork()
         except OSError as error:
             return error.errno or 1
         if not self._command:
-            self._become(shell, command, report)
+            self._become(guard, shell, command, report)
         os.close(report)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)  # the end of the output is the end of the command's copies
@@ -91,12 +92,18 @@ class _Guard:
         os.close(trouble)
         return int(said) if said else 0
 
-    def _become(self, shell: str, command: str, report: int) -> NoReturn:
-        """In the child: nothing of ours but the output is passed on, and no signal is ignored or held back."""
+    def _become(self, guard: int, shell: str, command: str, report: int) -> NoReturn:
+        """In the child: nothing of ours but the output is passed on, and no signal is ignored or held back.
+
+        It says itself who it is, and before it is the command: were the guard to say it, the command could kill it first.
+        """
         try:
             os.setsid()
             if self._prctl is not None:
                 self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != guard:  # it died before that
+                os._exit(127)
+            self._tell(started=os.getpid())
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             for number in signal.valid_signals():
                 if signal.getsignal(number) is signal.SIG_IGN:
