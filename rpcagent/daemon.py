@@ -190,7 +190,7 @@ class Daemon:
         self._dropped_tail_bytes = wal.dropped_tail_bytes
         entries = [(entry.run, bytes(entry.body)) for entry in wal.entries()]
         journal = self._journal = GroupCommit(wal)
-        registry = self._registry = Registry(store=str(self._config.store), on_fault=self._fault)
+        registry = self._registry = Registry(store=str(self._config.store), on_fault=self._fault, on_note=self._note)
         agents = self._agents = Agents(self._config.config, self._catalog, registry)
         supervisor = self._supervisor = Supervisor(
             journal=journal,
@@ -358,6 +358,9 @@ class Daemon:
         self._exit = EXIT_POISONED
         self._grace_ms = 0
         self._stopping.set()
+
+    def _note(self, server: str, text: str) -> None:
+        self._log.info("mcp server", server=server, note=text)
 
     def _fault(self, error: BaseException, what: object) -> None:
         self._log.incident(error, f"adapter: {type(what).__name__}")

@@ -148,7 +148,7 @@ class Registry:
             raise InvalidParams("a tool is a name or an object", path=where)
         spec = inline_tool(tool, where)
         server = spec.name.partition(".")[0]
-        if server in self._servers or server == "shell":
+        if server in self._servers:
             raise InvalidParams(f"{server!r} is the name of a built-in server", path=f"{where}.name")
         return spec
 

@@ -85,7 +85,7 @@ def changed(**members: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[Any, str, str]] = [
-    ("shell", "", "there is no built-in tool or server 'shell'; there are: files, files.edit, files.list, files.read, files.search, files.write"),
+    ("browser", "", "there is no built-in tool or server 'browser'; there are: files, files.edit, files.list, files.read, files.search, files.write, shell, shell.run"),
     (7, "", "a tool is a name or an object"),
     ({"http": HTTP}, "", "Object missing required field `name`"),
     (changed(extra=1), "", "Object contains unknown field `extra`"),
