@@ -10,6 +10,7 @@ that can be made again. A definite answer is a tool result, `isError` included, 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -95,10 +96,16 @@ class _Server:
         return self.users == 0 and self._deaths == 0 and (self.life is None or self.life.ended.is_set())
 
     def secrets(self) -> dict[str, str]:
-        """The values that its environment was given by reference, long ones only, by name."""
+        """What must not come back: the values that its environment was given by reference, long ones only, also as JSON
+        writes them; and the names to put there."""
         names = {name for value in self._env.values() for name in _REFERENCE.findall(value)}
         values = {name: self._pool.environ.get(name, "") for name in names}
-        return {name: value for name, value in values.items() if len(value) >= _SECRET_LENGTH}
+        return {
+            form: f"${{{name}}}"
+            for name, value in values.items()
+            if len(value) >= _SECRET_LENGTH
+            for form in (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], value)
+        }
 
     async def tools(self, life: Life) -> dict[str, dict[str, Any]]:
         try:
@@ -139,7 +146,7 @@ class _Server:
 
     def _unavailable(self, gone: Gone) -> _Unavailable:
         wait_s = max(0.0, self._not_before - anyio.current_time())
-        trouble = Trouble(kind="unreachable", message=gone.message)
+        trouble = Trouble(kind="unreachable", message=_without(gone.message, self.secrets()))
         return _Unavailable(trouble, after_s=wait_s or None, ask=gone.ask or self._deaths >= DEATHS_MOST)
 
     def _died(self) -> None:
@@ -358,8 +365,8 @@ def _without(value: Any, secrets: Mapping[str, str]) -> Any:
         return value
     match value:
         case str():
-            for name, secret in secrets.items():
-                value = value.replace(secret, f"${{{name}}}")
+            for secret, name in secrets.items():
+                value = value.replace(secret, name)
             return value
         case list():
             return [_without(item, secrets) for item in value]

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rpcagent.errors import InvalidParams
-from rpcagent.ids import digest_of
+from rpcagent.ids import canonical_json, digest_of
 from rpcagent.runs.effects import EffectClass, ToolSpec
 from rpcagent.tools.reconcile import Conditions, check_conditions
 
@@ -30,6 +30,8 @@ TIMEOUT_MOST_S = 3_600
 MODEL_NAME_LENGTH = 64
 """Of `server__tool`, as the strictest providers want it."""
 TOOL_LENGTH = 60
+SCHEMA_BYTES = 64 * 1024
+DESCRIPTION_LENGTH = 8 * 1024
 KEY_HOLE = "key"
 """`{key}` in a look-up's arguments is the step's key, whatever the arguments of the call say."""
 
@@ -169,6 +171,8 @@ def schema_problem(tool: Mapping[str, Any]) -> str | None:
             return f"providers refuse {choice} at the root of a schema"
     if not isinstance(schema.get("properties", {}), dict):
         return "its properties are no object"
+    if len(canonical_json(schema)) > SCHEMA_BYTES:
+        return f"its schema has more than {SCHEMA_BYTES} bytes"
     return None
 
 
@@ -248,7 +252,7 @@ def _spec(server: str, config: ServerConfig, tool: dict[str, Any], said: ToolCon
     description = tool.get("description")
     return ToolSpec(
         name=tool_name(server, tool["name"]),
-        description=description if isinstance(description, str) else "",
+        description=description[:DESCRIPTION_LENGTH] if isinstance(description, str) else "",
         parameters=_parameters(tool["inputSchema"], said.key_argument, f"{path}.keyArgument"),
         effect=effect,
         key_ttl_ms=said.key_ttl_ms,

@@ -10,10 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from rpcagent.runs.effects import ToolSpec
+from rpcagent.runs.outcomes import LookUp, ToolReply
+from rpcagent.tools.mcp import McpServers
+from rpcagent.tools.registry import Registry
 from tests.service.counting import read_truth
+from tests.tools.calls import KEY, request_for
 
 ROOT = Path(__file__).resolve().parents[2]
 EVENT_S = 20.0
+SECRET = 'se"cret\\of-ünusual shape'
+TOOLS = {
+    "read": {"effect": "read_only", "timeoutMs": 30_000},
+    "find": {"effect": "read_only", "hidden": True},
+    "charge_once": {"effect": "idempotent", "keyArgument": "idempotency_key"},
+    "charge_findable": {
+        "effect": "reconcilable",
+        "lookup": {
+            "tool": "find",
+            "arguments": {"operation": "{operation}"},
+            "found": "status == 'done'",
+            "absent": "status == 'none'",
+        },
+    },
+}
 
 
 class McpFaultServer:
@@ -78,3 +98,45 @@ class McpFaultServer:
             return
         *lines, self._buffer = self._buffer.split(b"\n")
         self._heard += [json.loads(line) for line in lines]
+
+
+class World:
+    """One fault server, and a registry in front of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = McpFaultServer(folder / "server")
+        self.workspace = folder / "workspace"
+        self.workspace.mkdir()
+        self.notes: list[str] = []
+        self.faults: list[Exception] = []
+        self.registry = self.new_registry()
+        self.specs: dict[str, ToolSpec] = {}
+
+    def new_registry(self, **options: Any) -> Registry:
+        environ = {"PATH": os.environ["PATH"], "T_TOKEN": SECRET, "DAEMONS_OWN": "x"}
+        servers = McpServers(environ, lambda _server, line: self.notes.append(line), **options)
+        return Registry(mcp=servers, on_fault=lambda error, _request: self.faults.append(error))
+
+    async def resolve(self, **members: Any) -> None:
+        config = self.server.config(**{"tools": TOOLS, "env": {"TOKEN": "${T_TOKEN}"}, **members})
+        specs = await self.registry.resolve_mcp("t", config, str(self.workspace), "$.agent.mcp.t")
+        self.specs = {spec.name.removeprefix("t."): spec for spec in specs}
+
+    async def call(self, tool: str, timeout_ms: int = 20_000, key: str = KEY, **arguments: Any) -> Any:
+        spec = self.specs[tool]
+        spec = ToolSpec(**{f: getattr(spec, f) for f in spec.__struct_fields__} | {"timeout_ms": timeout_ms})
+        arguments = {"operation": "o1", **arguments}
+        return await self.registry.call(request_for(spec, arguments, workspace=str(self.workspace), key=key))
+
+    async def look_up(self, tool: str, **arguments: Any) -> LookUp:
+        arguments = {"operation": "o1", **arguments}
+        return await self.registry.look_up(request_for(self.specs[tool], arguments, workspace=str(self.workspace)))
+
+
+def said(tool: str, effects: int) -> dict[str, Any]:
+    return {"tool": tool, "operation": "o1", "effects": effects, "status": "done" if effects else "none"}
+
+
+def structured(outcome: Any) -> Any:
+    assert isinstance(outcome, ToolReply), outcome
+    return outcome.result["structuredContent"]

@@ -29,7 +29,7 @@ from typing import Any
 from tests.service.counting import Truth
 
 FAULTS = {
-    "at start": ("die", "slow_start", "noise_on_stdout", "stderr_flood", "old_protocol", "ignore_input_end", "grandchild"),
+    "at start": ("die", "slow_start", "noise_on_stdout", "stderr_flood", "old_protocol", "ignore_input_end", "grandchild", "secret"),
     "at tools/list": ("die", "hang", "schema_change", "tool_gone", "endless_pages", "not_read_only"),
     "at deaf, a tools/call that is read": ("nothing more is read until it is released",),
     "at tools/call, before_effect or after_effect": (
@@ -109,6 +109,9 @@ class Server:
                 case "die":
                     sys.stderr.write("no licence\n")
                     sys.stderr.flush()
+                    os._exit(3)
+                case "secret":
+                    os.write(2, f"bad token {os.environ['TOKEN']}\n".encode())
                     os._exit(3)
                 case "slow_start":
                     self.park("start")
@@ -270,7 +273,8 @@ class Server:
             case "tool_error":
                 self.send({**answer, "result": {**result, "isError": True}})
             case "secret":
-                text = {"type": "text", "text": f"token {os.environ.get('TOKEN')}"}
+                token = os.environ["TOKEN"]
+                text = {"type": "text", "text": json.dumps(token) if fault["arg"] else f"token {token}"}
                 self.send({**answer, "result": {"content": [text], "structuredContent": dict(os.environ)}})
         return False
 

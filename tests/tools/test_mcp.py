@@ -9,70 +9,18 @@ from typing import Any
 
 import anyio
 import pytest
-from rpcagent.errors import Incompatible
-from rpcagent.runs.effects import ToolSpec
+from rpcagent.errors import Incompatible, InvalidParams
 from rpcagent.runs.events import Trouble
 from rpcagent.runs.outcomes import Failed, LookUp, Lost, NotDone, ToolReply
-from rpcagent.tools.mcp import McpServers
 from rpcagent.tools.mcp_child import LINE_BYTES
-from rpcagent.tools.registry import Registry
-from tests.service.mcp_driver import McpFaultServer
+from rpcagent.tools.mcp_config import Skipped
+from tests.service.mcp_driver import World, said, structured
 from tests.tools.calls import KEY, failed, request_for
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
-SECRET = 'se"cret\\of-ünusual shape'
-TOOLS = {
-    "read": {"effect": "read_only", "timeoutMs": 30_000},
-    "find": {"effect": "read_only", "hidden": True},
-    "charge_once": {"effect": "idempotent", "keyArgument": "idempotency_key"},
-    "charge_findable": {
-        "effect": "reconcilable",
-        "lookup": {
-            "tool": "find",
-            "arguments": {"operation": "{operation}"},
-            "found": "status == 'done'",
-            "absent": "status == 'none'",
-        },
-    },
-}
 LOST = Lost(reason="connection_lost")
 ENDED = "The MCP server t ended with {}."
-
-
-class World:
-    """One fault server, and a registry in front of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.server = McpFaultServer(folder / "server")
-        self.workspace = folder / "workspace"
-        self.workspace.mkdir()
-        self.notes: list[str] = []
-        self.faults: list[Exception] = []
-        self.registry = self.new_registry()
-        self.specs: dict[str, ToolSpec] = {}
-
-    def new_registry(self, **options: Any) -> Registry:
-        import os
-
-        environ = {"PATH": os.environ["PATH"], "T_TOKEN": SECRET, "DAEMONS_OWN": "x"}
-        servers = McpServers(environ, lambda _server, line: self.notes.append(line), **options)
-        return Registry(mcp=servers, on_fault=lambda error, _request: self.faults.append(error))
-
-    async def resolve(self, **members: Any) -> None:
-        config = self.server.config(**{"tools": TOOLS, "env": {"TOKEN": "${T_TOKEN}"}, **members})
-        specs = await self.registry.resolve_mcp("t", config, str(self.workspace), "$.agent.mcp.t")
-        self.specs = {spec.name.removeprefix("t."): spec for spec in specs}
-
-    async def call(self, tool: str, timeout_ms: int = 20_000, key: str = KEY, **arguments: Any) -> Any:
-        spec = self.specs[tool]
-        spec = ToolSpec(**{f: getattr(spec, f) for f in spec.__struct_fields__} | {"timeout_ms": timeout_ms})
-        arguments = {"operation": "o1", **arguments}
-        return await self.registry.call(request_for(spec, arguments, workspace=str(self.workspace), key=key))
-
-    async def look_up(self, tool: str, **arguments: Any) -> LookUp:
-        arguments = {"operation": "o1", **arguments}
-        return await self.registry.look_up(request_for(self.specs[tool], arguments, workspace=str(self.workspace)))
 
 
 @pytest.fixture
@@ -82,15 +30,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await made.registry.aclose()
     made.server.close()
     assert made.faults == []
-
-
-def said(tool: str, effects: int) -> dict[str, Any]:
-    return {"tool": tool, "operation": "o1", "effects": effects, "status": "done" if effects else "none"}
-
-
-def structured(outcome: Any) -> Any:
-    assert isinstance(outcome, ToolReply), outcome
-    return outcome.result["structuredContent"]
 
 
 def as_told(text: str = "as told", **more: Any) -> ToolReply:
@@ -170,6 +109,29 @@ async def test_a_server_gets_a_small_environment_and_its_secrets_do_not_come_bac
     assert outcome.result["content"] == [{"type": "text", "text": "token ${T_TOKEN}"}]
     assert environment["TOKEN"] == "${T_TOKEN}"
     assert set(environment) - {"LC_CTYPE"} == {"PATH", "PYTHONPATH", "TOKEN"}
+
+
+async def test_a_secret_is_known_in_a_text_that_is_json_too(world: World) -> None:
+    await world.resolve()
+    world.server.fault("secret", arg="json")
+    outcome = await world.call("read")
+    assert outcome.result["content"] == [{"type": "text", "text": '"${T_TOKEN}"'}]
+    world.server.fault("secret", "start", arg="die")
+    await world.registry.aclose()
+    world.registry = world.new_registry()
+    outcome = await world.call("read")
+    assert outcome.error.message.endswith("The last it said: bad token ${T_TOKEN}")
+
+
+async def test_what_is_left_out_is_told_and_a_built_in_name_is_refused(world: World) -> None:
+    skipped: list[Skipped] = []
+    config = (world.server.config(), str(world.workspace))
+    await world.registry.resolve_mcp("t", *config, "$.agent.mcp.t", skipped)
+    assert skipped == [Skipped(tool="t.odd", reason="providers refuse oneOf at the root of a schema")]
+    for name in ("files", "shell"):
+        with pytest.raises(InvalidParams) as refused:
+            await world.registry.resolve_mcp(name, *config, "$.agent.mcp.x")
+        assert refused.value.details["reason"] == f"{name!r} is the name of a built-in server"
 
 
 async def test_arguments_that_are_no_unicode_are_not_sent(world: World) -> None:

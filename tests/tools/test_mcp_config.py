@@ -167,6 +167,7 @@ def test_the_key_is_ours_to_fill_so_the_model_is_not_told_of_it() -> None:
         ({}, "its input schema is not of type object"),
         (None, "its input schema is not of type object"),
         ({"type": "object", "properties": []}, "its properties are no object"),
+        ({"type": "object", "title": "x" * 65_536}, "its schema has more than 65536 bytes"),
     ],
 )
 def test_f059_a_tool_that_providers_would_refuse_is_left_out_by_name_and_the_others_stay(

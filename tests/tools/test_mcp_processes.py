@@ -14,14 +14,14 @@ from typing import Any
 
 import anyio
 import pytest
-from rpcagent.runs.outcomes import NotDone, ToolReply
+from rpcagent.runs.outcomes import Lost, NotDone, ToolReply
 from rpcagent.tools.mcp_child import Flood, Lines, Overlong
-from tests.service.mcp_driver import ROOT, McpFaultServer
-from tests.tools.test_mcp import LOST, World, said, structured
+from tests.service.mcp_driver import ROOT, McpFaultServer, World, said, structured
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
 
 END_S = 15.0
+LOST = Lost(reason="connection_lost")
 
 
 @pytest.fixture
@@ -143,6 +143,18 @@ async def test_f011_all_servers_end_with_the_daemon_within_its_bound(world: Worl
     outcome = await world.call("read")
     assert isinstance(outcome, NotDone)
     assert outcome.error.kind == "stopping"
+
+
+async def test_a_kernel_that_does_not_tell_of_ends_is_asked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_pid: int) -> int:
+        raise OSError
+
+    monkeypatch.setattr("rpcagent.tools.mcp_child.os.pidfd_open", refused)
+    world.server.fault("grandchild", "start")
+    await world.resolve()
+    world.server.fault("die")
+    assert await world.call("charge") == LOST
+    assert isinstance(await world.call("read"), ToolReply)
 
 
 async def test_an_end_that_is_not_waited_for_kills(world: World) -> None:
