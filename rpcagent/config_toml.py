@@ -294,7 +294,7 @@ def _options(kind: Any) -> tuple[Any, ...]:
 def _unknown(key: str, kind: type[Struct], known: list[str]) -> str:
     if kind is wire.ModelParams and _SECRET_KEY.fullmatch(key):
         return f'{_NO_SECRETS}, and its name here: api_key_env = "OPENAI_API_KEY"'
-    if _SECRET_KEY.fullmatch(key):
+    if _SECRET_KEY.fullmatch(key) and kind is not Budget:  # whose `token` is a number that lacks a letter
         return _NO_SECRETS
     snake = _in_snake(key).replace("-", "_")
     if snake in known:

@@ -101,7 +101,7 @@ def examine(path: Path, workspace: Path, store: Path, *, trusted: bool, ask_serv
         ok=not look.problems,
         starts=_commands(document.config),
         agents=look.agents,
-        warnings=_idle_rules(document.config, look.agents, look.specs) if not look.problems else [],
+        warnings=_idle_rules(document, look.agents, look.specs) if not look.problems else [],
         problems=look.problems,
         **seen,
     )
@@ -245,7 +245,7 @@ def _declared_by(spec: ToolSpec, agent: wire.AgentParams, config: FileConfig) ->
     server = {**config.mcp, **agent.mcp}[bound["server"]]
     if "effect" in server.get("tools", {}).get(bound["tool"], {}):
         return "this file"
-    return "its server, which this file trusts" if spec.effect == "read_only" else "nobody"
+    return "its server, trusted" if spec.effect == "read_only" else "nobody"
 
 
 def _budget(budget: Budget) -> dict[str, float]:
@@ -272,13 +272,13 @@ def _warnings(definition: Definition, model: ModelShown, tools: list[ToolShown])
     return found
 
 
-def _idle_rules(config: FileConfig, agents: list[AgentShown], specs: Mapping[str, ToolSpec]) -> list[str]:
+def _idle_rules(document: Document, agents: list[AgentShown], specs: Mapping[str, ToolSpec]) -> list[str]:
     """Rules of no use: what they name is no tool of any agent. Where tools are not known, nothing is said."""
-    if any(agent.skipped for agent in agents):
+    if any(_NOT_ASKED in agent.skipped.values() for agent in agents):
         return []
     return [
-        f"$.policy.rules[{place}] is about no tool that any agent has"
-        for place, rule in enumerate(wire.rules_of(config.policy, "$.policy"))
+        str(document.at(("policy", "rules", place), "this is about no tool that any agent has"))
+        for place, rule in enumerate(wire.rules_of(document.config.policy, "$.policy"))
         if not any(_is_for(rule, spec) for spec in specs.values())
     ]
 

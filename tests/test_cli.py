@@ -1,0 +1,94 @@
+"""The command line: what it teaches, and the configuration that it writes to begin with."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+from rpcagent import cli, config, starter
+from rpcagent.check import check
+from rpcagent.examine import examine
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def commands() -> list[str]:
+    actions = [a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    return [name for action in actions for name in action.choices]
+
+
+def uncommented() -> str:
+    """The starter with its examples taken out of comments, and the prose about them left in."""
+    before, examples = starter.STARTER.split("# --- Examples")
+    lines = examples.splitlines()[1:]
+    code = re.compile(r"# (?=[a-z_]+ = |\[|\]|    )")
+    return before + "\n" + "\n".join(code.sub("", line, count=1) if code.match(line) else line for line in lines)
+
+
+# Help
+
+
+def test_help_groups_the_commands_and_shows_where_to_begin(capsys: pytest.CaptureFixture[str]):
+    text = shown(capsys, "--help")
+    groups = re.findall(r"^([a-z ]+):$", text, re.MULTILINE)
+    assert groups == ["run", "serve", "look", "configure", "demo", "begin here"]
+    assert "rpcagent init && rpcagent check && rpcagent trust" in text
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_is_in_the_help_and_has_its_own(command: str, capsys: pytest.CaptureFixture[str]):
+    assert re.search(rf"^  {command} +\S", shown(capsys, "--help"), re.MULTILINE)
+    assert len(shown(capsys, command, "--help").splitlines()) > 5
+
+
+def test_help_fits_a_terminal_of_usual_width(capsys: pytest.CaptureFixture[str]):
+    assert max(len(line) for line in shown(capsys, "--help").splitlines()) <= 125
+
+
+# The configuration to begin with
+
+
+def test_init_writes_a_configuration_and_says_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["init", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"wrote {tmp_path / config.FILE_NAME}\n")
+    assert f"rpcagent trust --workspace {tmp_path}" in said
+    assert (tmp_path / config.FILE_NAME).read_text() == starter.STARTER
+
+
+def test_init_leaves_a_file_that_is_there_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / config.FILE_NAME
+    path.write_text("mine")
+    assert cli.main(["init", str(tmp_path)]) == 1
+    assert path.read_text() == "mine"
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_init_says_why_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["init", str(tmp_path / "none")]) == 1
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_the_configuration_to_begin_with_passes_without_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    cli.main(["init", str(tmp_path)])
+    capsys.readouterr()
+    assert check(tmp_path, None, tmp_path / "store", trusted=False, as_json=False) == 0
+    assert "ok: 0 problems, 1 agent\n" in capsys.readouterr().out
+
+
+def test_its_examples_are_right_once_the_comment_signs_are_gone(tmp_path: Path):
+    path = tmp_path / config.FILE_NAME
+    path.write_text(uncommented())
+    report = examine(path, tmp_path, tmp_path / "store", trusted=False)
+    assert report.problems == []
+    assert [agent.name for agent in report.agents] == ["first", "closer"]
+    assert list(report.starts) == ["tickets"]
+    assert list(config.load(path).models) == ["main", "real"]
+    assert len(config.load(path).agents["closer"].tools) == 3
