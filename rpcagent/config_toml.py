@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from datetime import date, time
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -44,6 +45,7 @@ _BELOW: dict[tuple[type[Struct], str], Any] = {
 _T = TypeVar("_T")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORD = re.compile(r"\w+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _STEP = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 _SYNTAX_AT = re.compile(r" \((?:at line (\d+), column \d+|at end of document)\)\Z")
@@ -83,8 +85,8 @@ class Document:
         while path not in self._ways and path != "$":
             step = [*_STEP.finditer(path)][-1] if _STEP.search(path) else None
             path, rest = (path[: step.start()], step[0] + rest) if step else ("$", "")
-        problem = self.at(self._ways.get(path, ()), _in_snake(str(error.details["reason"])))
-        return msgspec.structs.replace(problem, path=problem.path + _in_snake(rest))
+        problem = self.at(self._ways.get(path, ()), _respelled(str(error.details["reason"])))
+        return msgspec.structs.replace(problem, path=problem.path + _respelled(rest))
 
     def found(self, way: str, keys: Keys) -> None:
         """Remembers that what the wire calls `way` stands at `keys`."""
@@ -340,6 +342,17 @@ def _in_words(error: str, value: Any, kind: Any) -> str:
     if choices:
         return f"{value!r} is not one of {', '.join(choices)}{_nearest(str(value), choices).partition('; there')[0]}"
     return reason.replace("`", "").removeprefix("Expected ") + " is wanted"
+
+
+def _respelled(text: str) -> str:
+    """The keys in it as a file spells them; all other words, names of tools among them, as they are."""
+    return _WORD.sub(lambda word: _spellings().get(word[0], word[0]), text)
+
+
+@cache
+def _spellings() -> dict[str, str]:
+    kinds = (wire.AgentParams, wire.ModelParams, Budget, ServerConfig, ToolConfig, _InlineTool, _Turn)
+    return {field.encode_name: field.name for kind in kinds for field in msgspec.structs.fields(kind)}
 
 
 def _in_snake(text: str) -> str:

@@ -195,6 +195,20 @@ def test_a_server_that_cannot_be_asked_is_a_problem_at_its_table(workspace: Path
     assert mark.exists()
 
 
+def test_names_of_a_server_are_left_as_they_are_in_a_complaint(workspace: Path, bank: McpFaultServer):
+    said = bank.config()
+    file = workspace.parent / "own.toml"
+    file.write_text(
+        '[agents.a]\ntools = ["mcp:bank"]\n[mcp.bank]\n'
+        f"command = {json.dumps(said['command'])}\n"
+        f"env.PYTHONPATH = {json.dumps(said['env']['PYTHONPATH'])}\n"
+        "[mcp.bank.tools.chargeOnce]\n"
+    )
+    done = rpcagent(workspace, "check", "--config", str(file))
+    assert done.returncode == 1
+    assert f"{file}:6: $.mcp.bank.tools.chargeOnce: the server has no such tool; it has: " in done.stdout
+
+
 # Trust
 
 
