@@ -34,35 +34,36 @@ _KINDS = {
 
 
 class Arguments:
-    """Checks calls. `on_fault` gets what a schema's own check raised."""
+    """Checks calls. Keeps the validators of the schemas that were used last."""
 
-    def __init__(self, on_fault: Callable[[Exception], None] | None = None) -> None:
-        self._on_fault = on_fault
+    def __init__(self) -> None:
         self._validators: OrderedDict[bytes, Validator | None] = OrderedDict()
 
-    def checked(self, definition: Definition, reply: ModelReply) -> ModelReply:
-        """The reply, each call that breaks its tool's schema with its problem."""
+    def checked(
+        self, definition: Definition, reply: ModelReply, on_fault: Callable[[Exception], None] | None = None
+    ) -> ModelReply:
+        """The reply, each call that breaks its tool's schema with its problem. `on_fault` gets what is wrong with a schema."""
         if not reply.calls:
             return reply
-        return replace(reply, calls=tuple(self._call(definition, call) for call in reply.calls))
+        tell = on_fault or (lambda _error: None)
+        return replace(reply, calls=tuple(self._call(definition, call, tell) for call in reply.calls))
 
-    def _call(self, definition: Definition, call: AskedCall) -> AskedCall:
+    def _call(self, definition: Definition, call: AskedCall, tell: Callable[[Exception], None]) -> AskedCall:
         spec = definition.tool(call.tool)
         if call.problem or spec is None or not spec.parameters:
             return call
         try:
-            validator = self._validator(spec.parameters)
+            validator = self._validator(spec.parameters, tell)
             faults = [] if validator is None else _faults(validator, call.arguments)
         except Exception as error:  # noqa: BLE001  (a schema of someone else's making must not end a run)
-            if self._on_fault is not None:
-                self._on_fault(error)
+            tell(error)
             return call
         if not faults:
             return call
         problem = f"The arguments do not fit {call.tool}, and it was not run: {'; '.join(faults)}"
         return replace(call, problem=problem if len(problem) <= _PROBLEM_MOST else problem[: _PROBLEM_MOST - 1] + "…")
 
-    def _validator(self, schema: dict[str, Any]) -> Validator | None:
+    def _validator(self, schema: dict[str, Any], tell: Callable[[Exception], None]) -> Validator | None:
         key = msgspec.json.encode(schema)
         if key in self._validators:
             self._validators.move_to_end(key)
@@ -79,8 +80,7 @@ class Arguments:
             # A registry of its own: the default one fetches what a `$ref` names from the network.
             validator = kind(schema, registry=Registry())
         except SchemaError as error:
-            if self._on_fault is not None:
-                self._on_fault(error)
+            tell(error)
         self._validators[key] = validator
         while len(self._validators) > VALIDATORS_KEPT:
             self._validators.popitem(last=False)

@@ -33,13 +33,35 @@ FILTERED = "The provider's content filter stopped the answer. Answer in another 
 
 
 class _Partial:
-    """One call while its pieces come in."""
+    """One call while its pieces come in. They are joined when they are looked at, not one by one."""
 
     def __init__(self, index: int | None) -> None:
         self.index = index
         self.id = ""
         self.name = ""
-        self.arguments = ""
+        self.begun = False
+        self._pieces: list[str] = []
+
+    @property
+    def arguments(self) -> str:
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def add(self, arguments: str) -> None:
+        if arguments.strip():
+            self.begun = True
+        if arguments:
+            self._pieces.append(arguments)
+
+    def complete(self) -> bool:
+        """Whether the arguments are a whole object. Most pieces tell by their end that they are not."""
+        if self._pieces[-1].rstrip()[-1:] not in {"}", ""}:
+            return False
+        try:
+            return isinstance(msgspec.json.decode(self.arguments), dict)
+        except (msgspec.MsgspecError, RecursionError, UnicodeError):
+            return False
 
 
 class Assembly:
@@ -132,7 +154,7 @@ class Assembly:
         call.id = call.id or given_id
         if name and name != call.name:
             call.name += name
-        call.arguments += arguments or ""
+        call.add(arguments or "")
 
     def _belongs_to(self, index: int | None, given_id: str) -> _Partial | None:
         """The call that a fragment would go on: by its index; without one by its id; with neither, the last."""
@@ -152,16 +174,16 @@ class Assembly:
             return False  # nothing begins without a name
         if again:
             return True  # two entries with a name in one piece are two calls
-        if call.arguments.strip():
+        if call.begun:
             # Nothing can follow a complete object.
-            return _complete(call.arguments) and (bool(arguments.strip()) or name != call.name)
+            return call.complete() and (bool(arguments.strip()) or name != call.name)
         # A name may come in fragments, and may be repeated; after a tool's whole name another name is another call.
         return name != call.name and self._names.known(call.name)
 
     def _asked(self, call: _Partial, *, cut: bool) -> AskedCall:
         tool = self._names.ours(call.name)[:_NAME_SHOWN] or "(no name)"
         arguments, problem = read_arguments(self._secrets.removed(call.arguments))
-        if cut and (problem or not call.arguments.strip()):
+        if cut and (problem or not call.begun):
             arguments, problem = {}, CUT_CALL
         return AskedCall(
             tool=self._secrets.removed(tool),
@@ -193,13 +215,6 @@ def read_arguments(text: str) -> tuple[dict[str, Any], str]:
     if _depth_above(value, DEPTH_MOST):
         return {}, f"The arguments are nested more than {DEPTH_MOST} deep, and the call was not run."
     return value, ""
-
-
-def _complete(text: str) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(text), dict)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return False
 
 
 def _depth_above(value: Any, most: int) -> bool:

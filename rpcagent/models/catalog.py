@@ -87,11 +87,12 @@ class Catalog:
             with anyio.move_on_after(settings.timeout_ms / 1_000):
                 outcome = await model.complete(request, emit)
                 if isinstance(outcome, ModelReply):
-                    return self._arguments.checked(request.definition, outcome)
+                    return self._arguments.checked(
+                        request.definition, outcome, lambda error: self._fault(error, request)
+                    )
                 return outcome
         except Exception as error:  # noqa: BLE001  (no foreign exception crosses a port)
-            if self._on_fault is not None:
-                self._on_fault(error, request)
+            self._fault(error, request)
             return Failed(error=Trouble(kind="crashed", message=f"The provider raised {type(error).__name__}."))
         return NotDone(error=Trouble(kind="timeout", message=f"No answer within {settings.timeout_ms} ms."))
 
@@ -101,6 +102,10 @@ class Catalog:
             close = getattr(model, "aclose", None)
             if close is not None:
                 await close()
+
+    def _fault(self, error: Exception, request: ModelRequest) -> None:
+        if self._on_fault is not None:
+            self._on_fault(error, request)
 
     def _unknown(self, name: str) -> str:
         return f"there is no model provider {name!r}; there are: {', '.join(sorted(self._factories))}"

@@ -25,6 +25,7 @@ _OURS = frozenset(
     {"host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding", "accept"}
 )
 _SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie"})
+_SECRET_QUERY = re.compile(r"(?:^|&)(?:api[-_]?key|key|token|access_token|code|sig|signature)=", re.IGNORECASE)
 _NOT_OPTIONS = frozenset({"model", "messages", "tools", "functions", "stream", "n"})
 
 
@@ -121,6 +122,8 @@ def _check_url(url: str, path: str) -> None:
         raise InvalidParams("this is no URL", path=path)
     if pieces.username is not None or pieces.password is not None:
         raise InvalidParams("credentials go into apiKeyEnv, or into a header as ${NAME}", path=path)
+    if _SECRET_QUERY.search(pieces.query):
+        raise InvalidParams("a secret in a URL would be recorded; put it into a header, as ${NAME}", path=path)
     if pieces.fragment or "#" in url:
         raise InvalidParams("a fragment is never sent", path=path)
 

@@ -156,7 +156,7 @@ class OpenAiModel:
                 ) as response:
                     return await self._answer(exchange, response)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
-            return _unreachable(endpoint.host, error)
+            return unreachable(endpoint.host, error)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError):
             return _not_done("bad_request", "These settings make no valid request.", ask=True)
         except httpx.DecodingError:
@@ -292,7 +292,7 @@ def _is_error(value: dict[str, Any]) -> bool:
     return bool(value.get("error")) or (value.get("object") == "error" and "choices" not in value)
 
 
-def _unreachable(host: str, error: Exception) -> NotDone:
+def unreachable(host: str, error: Exception) -> NotDone:
     import ssl
 
     cause: BaseException | None = error

@@ -16,7 +16,7 @@ from rpcagent.tools.builtin import BUILTIN
 def told(schema: dict[str, Any], arguments: dict[str, Any], faults: list[Exception] | None = None) -> str:
     definition = Definition(agent="a", tools=(ToolSpec(name="shop.charge", parameters=schema),))
     reply = ModelReply(calls=(AskedCall(tool="shop.charge", arguments=arguments),))
-    checked = Arguments(None if faults is None else faults.append).checked(definition, reply)
+    checked = Arguments().checked(definition, reply, None if faults is None else faults.append)
     return checked.calls[0].problem.removeprefix("The arguments do not fit shop.charge, and it was not run: ")
 
 
@@ -123,6 +123,6 @@ def test_the_schemas_of_the_built_in_tools_are_schemas(spec: ToolSpec) -> None:
     faults: list[Exception] = []
     definition = Definition(agent="a", tools=(spec,))
     call = AskedCall(tool=spec.name, arguments={"no such member": 1})
-    checked = Arguments(faults.append).checked(definition, ModelReply(calls=(call,)))
+    checked = Arguments().checked(definition, ModelReply(calls=(call,)), faults.append)
     assert faults == []
     assert "`no such member` not known" in checked.calls[0].problem

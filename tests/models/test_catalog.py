@@ -117,6 +117,7 @@ async def test_a_cancellation_goes_through() -> None:
         ({"base_url": "http://[a"}, "baseUrl"),
         ({"base_url": "http://a:b@c"}, "baseUrl"),
         ({"base_url": "http://a/#b"}, "baseUrl"),
+        ({"base_url": "http://a/v1?version=1&api-key=something"}, "baseUrl"),
         ({"api_key_env": "sk-something-secret"}, "apiKeyEnv"),
         ({"headers": {"a b": "c"}}, "headers"),
         ({"headers": {"Host": "c"}}, "headers"),
