@@ -55,7 +55,8 @@ class Agents:
             return wire.AgentParams(name=BUILT_IN_AGENT), BUILT_IN_AGENT
         known = ", ".join(sorted({*self._config.agents, BUILT_IN_AGENT}))
         raise errors.InvalidParams(
-            f"there is no agent named {named!r}; there are: {known}. An agent can also be sent as an object", path="$.agent"
+            f"there is no agent named {named!r}; there are: {known}. An agent can also be sent as an object",
+            path="$.agent",
         )
 
     def _rules(self, agent: wire.AgentParams) -> tuple[Rule, ...]:
@@ -67,17 +68,14 @@ class Agents:
         for place, tool in enumerate(agent.tools):
             path = f"$.agent.tools[{place}]"
             if not isinstance(tool, str) or not tool.startswith("mcp:"):
-                specs += self._registry.resolve([tool], "$.agent.tools")
+                specs += _new(self._registry.resolve([tool], "$.agent.tools", first=place), specs, path)
                 continue
             name = tool.removeprefix("mcp:")
             if name not in servers:
                 known = ", ".join(sorted(servers)) or "none"
                 raise errors.InvalidParams(f"there is no MCP server named {name!r}; there are: {known}", path=path)
-            specs += await self._registry.resolve_mcp(name, servers[name], workspace, f"$.agent.mcp.{name}")
-        names = [spec.name for spec in specs]
-        for place, name in enumerate(names):
-            if name in names[:place]:
-                raise errors.InvalidParams(f"the tool {name!r} is there twice", path="$.agent.tools")
+            offered = await self._registry.resolve_mcp(name, servers[name], workspace, f"$.agent.mcp.{name}")
+            specs += _new(offered, specs, path)
         return tuple(specs)
 
     def _model(self, named: str | wire.ModelParams) -> ModelSettings:
@@ -103,6 +101,14 @@ class Agents:
         )
         self._catalog.check(settings, "$.agent.model")
         return settings
+
+
+def _new(found: tuple[ToolSpec, ...], known: list[ToolSpec], path: str) -> tuple[ToolSpec, ...]:
+    names = {spec.name for spec in known}
+    for spec in found:
+        if spec.name in names:
+            raise errors.InvalidParams(f"the tool {spec.name!r} is there twice", path=path)
+    return found
 
 
 def _script(params: wire.ModelParams) -> tuple[dict[str, object], ...]:

@@ -115,8 +115,9 @@ def trust(path: Path, digest: str, store: Path) -> None:
     there is none yet. Raises OSError, and RpcAgentError where the store cannot be made."""
     if _line(path, digest) in _trusted_lines(store):
         return
-    if not (store / "HEAD").exists():
-        _make(store)
+    from rpcagent.journal.disk import make_store_folder
+
+    make_store_folder(store)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(store / TRUSTED, flags, 0o600), "wb") as stream:
         stream.write(_line(path, digest).encode() + b"\n")
@@ -150,22 +151,6 @@ def printable(text: str) -> str:
 
 def digest_of(raw: bytes) -> str:
     return "sha256:" + hashlib.sha256(raw).hexdigest()
-
-
-def _make(store: Path) -> None:
-    # A folder with a file in it that is no store's would be refused as one.
-    import secrets
-    from contextlib import closing
-    from datetime import UTC, datetime
-
-    from rpcagent import __version__
-    from rpcagent.journal.disk import RealDisk, StoreLock, make_store_folder
-    from rpcagent.journal.wal import Wal
-
-    make_store_folder(store)
-    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    with closing(StoreLock.take(store, since=now)) as lock, closing(RealDisk(store)) as disk:
-        Wal.open(disk, draw_store_id=lambda: "sto_" + secrets.token_hex(12), app=__version__, at=now, lock=lock).close()
 
 
 def _used(path: Path, raw: bytes) -> Found:

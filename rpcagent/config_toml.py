@@ -25,19 +25,19 @@ from msgspec import Struct
 
 from rpcagent import errors
 from rpcagent.config import ConfigError, FileConfig, Problem
-from rpcagent.models.scripted import _Turn, validate_script
+from rpcagent.models.scripted import Turn, validate_script
 from rpcagent.rpc import wire
 from rpcagent.runs.definition import Budget
 from rpcagent.toml_lines import Keys, lines_of
 from rpcagent.tools.builtin import BUILTIN
-from rpcagent.tools.inline import _InlineTool, inline_tool
+from rpcagent.tools.inline import InlineTool, inline_tool
 from rpcagent.tools.mcp_config import ServerConfig, ToolConfig, server_config
 
 _BELOW: dict[tuple[type[Struct], str], Any] = {
     (FileConfig, "mcp"): dict[str, ServerConfig],
     (wire.AgentParams, "mcp"): dict[str, ServerConfig],
-    (wire.AgentParams, "tools"): tuple[str | _InlineTool, ...],
-    (wire.ModelParams, "script"): tuple[_Turn, ...],
+    (wire.AgentParams, "tools"): tuple[str | InlineTool, ...],
+    (wire.ModelParams, "script"): tuple[Turn, ...],
     (ServerConfig, "tools"): dict[str, ToolConfig],
 }
 """What the wire takes as any object, as its reader takes it."""
@@ -351,7 +351,7 @@ def _respelled(text: str) -> str:
 
 @cache
 def _spellings() -> dict[str, str]:
-    kinds = (wire.AgentParams, wire.ModelParams, Budget, ServerConfig, ToolConfig, _InlineTool, _Turn)
+    kinds = (wire.AgentParams, wire.ModelParams, Budget, ServerConfig, ToolConfig, InlineTool, Turn)
     return {field.encode_name: field.name for kind in kinds for field in msgspec.structs.fields(kind)}
 
 

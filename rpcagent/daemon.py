@@ -147,7 +147,7 @@ class Daemon:
             try:
                 await self._open_store()
             except errors.RpcAgentError as error:
-                self._log.error("the store cannot be opened", **error.data, reason=error.message)
+                self._log.error("the store cannot be opened", why=error.message, **error.data)
                 self._store_error = error
                 poisoned = isinstance(error, errors.StoragePoisoned)
                 self._exit = EXIT_POISONED if poisoned else EXIT_NO_STORE
@@ -378,7 +378,7 @@ class Daemon:
     async def _close(self) -> None:
         """When nobody is left who could report or append: what came too late for the grace time stays in doubt by design."""
         if self._registry is not None:
-            with anyio.move_on_after(1.0):
+            with anyio.move_on_after(3.0):
                 await self._registry.aclose()
         if self._journal is not None and self._exit != EXIT_POISONED:
             await self._journal.close()

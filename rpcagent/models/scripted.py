@@ -51,7 +51,7 @@ class _Fail(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_un
     times: int | None = None
 
 
-class _Turn(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class Turn(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     text: str = ""
     calls: tuple[_Call, ...] = ()
     usage: Usage = Usage()
@@ -138,11 +138,11 @@ def _json(raw: bytes, where: str) -> Any:
         raise InvalidParams("this is not JSON", path=where) from None
 
 
-def _read_turn(value: object, path: str) -> _Turn:
+def _read_turn(value: object, path: str) -> Turn:
     if not isinstance(value, dict):
         raise InvalidParams("a turn is an object", path=path)
     try:
-        turn = msgspec.convert(value, _Turn)
+        turn = msgspec.convert(value, Turn)
     except msgspec.ValidationError as error:
         where = _WHERE.search(str(error))
         reason = str(error)[: where.start()] if where else str(error)
@@ -151,7 +151,7 @@ def _read_turn(value: object, path: str) -> _Turn:
     return turn
 
 
-def _check(turn: _Turn, value: dict[str, Any], path: str) -> None:
+def _check(turn: Turn, value: dict[str, Any], path: str) -> None:
     if not value.keys() & {"text", "calls", "fail"}:
         raise InvalidParams("a turn has text, calls or fail", path=path)
     for place, call in enumerate(turn.calls):
@@ -172,15 +172,13 @@ def _check(turn: _Turn, value: dict[str, Any], path: str) -> None:
         raise InvalidParams("usage is not negative", path=f"{path}.usage")
 
 
-def _builtin(definition: Definition, place: int) -> _Turn:
+def _builtin(definition: Definition, place: int) -> Turn:
     if place == 0 and definition.tool("files.list") is not None:
-        return _Turn(
-            text="No model is configured. This is what the workspace holds:", calls=(_Call(tool="files.list"),)
-        )
-    return _Turn(text=_NO_MODEL)
+        return Turn(text="No model is configured. This is what the workspace holds:", calls=(_Call(tool="files.list"),))
+    return Turn(text=_NO_MODEL)
 
 
-def _said(turn: _Turn, place: int, emit: Callable[[str], None]) -> ModelReply:
+def _said(turn: Turn, place: int, emit: Callable[[str], None]) -> ModelReply:
     for piece in _WORD.findall(turn.text):
         emit(piece)
     calls = tuple(_asked(call, f"call_{place}_{number}") for number, call in enumerate(turn.calls))

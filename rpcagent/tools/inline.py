@@ -24,7 +24,7 @@ _WHERE = re.compile(r" - at `\$?(.*)`\Z")
 _ROOT_CHOICES = ("oneOf", "anyOf", "allOf", "not", "enum", "$ref")
 
 
-class _InlineTool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class InlineTool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     name: ToolName
     http: HttpCall
     description: str = ""
@@ -39,7 +39,7 @@ class _InlineTool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", for
 def inline_tool(value: dict[str, Any], path: str) -> ToolSpec:
     """The spec of the tool that `value` describes. Raises InvalidParams naming the member at fault."""
     try:
-        tool = msgspec.convert(value, _InlineTool)
+        tool = msgspec.convert(value, InlineTool)
     except msgspec.ValidationError as error:
         where = _WHERE.search(str(error))
         reason = str(error)[: where.start()] if where else str(error)
@@ -81,7 +81,7 @@ def _check_parameters(parameters: dict[str, Any], path: str) -> None:
         raise InvalidParams("properties are an object", path=f"{path}.properties")
 
 
-def _check_contract(tool: _InlineTool, path: str) -> None:
+def _check_contract(tool: InlineTool, path: str) -> None:
     if tool.effect == "reconcilable" and tool.lookup is None:
         raise InvalidParams("a reconcilable tool has a look-up", path=f"{path}.lookup")
     if tool.effect != "reconcilable" and tool.lookup is not None:

@@ -58,11 +58,14 @@ class Registry:
         self._on_note = on_note
         self._on_fault = on_fault
 
-    def resolve(self, tools: Sequence[str | dict[str, Any]], path: str = "$.agent.tools") -> tuple[ToolSpec, ...]:
+    def resolve(
+        self, tools: Sequence[str | dict[str, Any]], path: str = "$.agent.tools", first: int = 0
+    ) -> tuple[ToolSpec, ...]:
         """The specs that a run pins. A text names a built-in server (`files`) or tool (`files.read`), an object is an
-        inline HTTP tool. Raises InvalidParams naming the member at fault: `$.agent.tools[1].lookup.found`."""
+        inline HTTP tool. Raises InvalidParams naming the member at fault: `$.agent.tools[1].lookup.found`;
+        `first` is the place of the first one."""
         specs: dict[str, ToolSpec] = {}
-        for place, tool in enumerate(tools):
+        for place, tool in enumerate(tools, first):
             where = f"{path}[{place}]"
             for spec in self._named(tool, where) if isinstance(tool, str) else [self._inline(tool, where)]:
                 if spec.name in specs:
