@@ -29,23 +29,30 @@ AGENT_BYTES = 32 << 20
 CANCEL_WAIT_S = 30.0
 
 
-def run(session: Session, options: argparse.Namespace) -> int:
-    """Starts a run, or goes on with the one that the key stands for."""
-    manner = Manner.of(options.yes_to, options.timeout)
-    key = options.key or "cli-" + secrets.token_hex(6)
-    if not is_request_key(key):
-        raise Mistake(f"{key!r} is no key", "a key is 1 to 128 characters of A-Z a-z 0-9 . _ : / -")
+def prepare(options: argparse.Namespace) -> None:
+    """What can be known to be wrong with `run` before anything is started: goal, key, and agent are read here. Raises
+    Mistake."""
+    if options.key is not None and not is_request_key(options.key):
+        raise Mistake(f"{options.key!r} is no key", "a key is 1 to 128 characters of A-Z a-z 0-9 . _ : / -")
     if options.goal is None and options.key is None:
         raise Mistake("there is no goal", 'give one: rpcagent run "Tidy up the notes."; or --key KEY of a run to go on')
-    goal = sys.stdin.read() if options.goal == "-" else options.goal
-    agent = _agent(options.agent)
-    session.key = key
+    if options.goal == "-":
+        options.goal = sys.stdin.read()
+    options.key = options.key or "cli-" + secrets.token_hex(6)
+    options.agent = _agent(options.agent)
+
+
+def run(session: Session, options: argparse.Namespace) -> int:
+    """Starts a run, or goes on with the one that the key stands for. The options have been prepared."""
+    manner = Manner.of(options.yes_to, options.timeout)
+    key = session.key = options.key
     again = session.place.hint("run", "--key", key)
+    # Before anything is sent: whatever happens from here on, the reader can go on.
     session.desk.say(f"{'key':<{WORD_WIDTH}}{key}   (go on at any time: {again})", "dim")
-    if goal is None:
+    if options.goal is None:
         shown = session.client.status(client_request_id=key)
         return _known(session, shown["run"], manner)
-    answer = _started(session, key, agent, goal, options)
+    answer = _started(session, options)
     if answer["replayed"]:
         return _known(session, answer["run"], manner)
     session.desk.say(
@@ -54,11 +61,12 @@ def run(session: Session, options: argparse.Namespace) -> int:
     return go_on(session, answer["runId"], manner)
 
 
-def _started(session: Session, key: str, agent: str | Json, goal: str, options: argparse.Namespace) -> Json:
+def _started(session: Session, options: argparse.Namespace) -> Json:
+    key = options.key
     # The workspace is part of what the key stands for: the same key in another directory is a conflict, not a surprise.
-    workspace = (options.workspace or Path()).resolve()
+    workspace = str((options.workspace or Path()).resolve())
     try:
-        return session.client.start(agent, goal, client_request_id=key, workspace=str(workspace))
+        return session.client.start(options.agent, options.goal, client_request_id=key, workspace=workspace)
     except RpcError as error:
         if error.code != "IDEMPOTENCY_CONFLICT":
             raise

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from rpcagent.batch.desk import Desk
-from rpcagent.batch.questions import AMOUNTS, Question, described, details, meaning
+from rpcagent.batch.questions import AMOUNTS, Question, described, meaning
 
 _LETTERS = {
     "allow": "y",
@@ -65,7 +65,7 @@ def ask(desk: Desk, question: Question, now: datetime) -> Answer | None:
         if word in {"q", "quit"}:
             return None
         if word in {"d", "details"}:
-            for text, tone in details(question):
+            for text, tone in described(question, now, whole=True):
                 desk.say(text, tone)
             continue
         decision = letters.get(word.lower())
@@ -97,7 +97,7 @@ def _choices(desk: Desk, question: Question) -> dict[str, str]:
             letters[letter] = choice
         words = choice.replace("_", " ")
         desk.say(f"  {letter or choice}  {words}: {meaning(question['kind'], choice)}".rstrip(": "), "ask")
-    desk.say("  d  details: all of it as it is, with the digest that binds the answer", "ask")
+    desk.say("  d  details: all of it, cut nowhere, with the digest that binds the answer", "ask")
     desk.say("  q  leave it open: the run waits", "ask")
     return letters | {choice: choice for choice in question["choices"]}
 

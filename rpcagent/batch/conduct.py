@@ -55,8 +55,12 @@ def conducted(options: argparse.Namespace) -> int:
     """Runs the command on the process's own streams, with a daemon of its own."""
     desk = Desk(sys.stdin, sys.stdout, sys.stderr, as_json=options.json, no_input=getattr(options, "no_input", True))
     place = Place.of(options)
-    if place.workspace is not None and not place.workspace.is_dir():
-        return complained(desk, Mistake(f"--workspace {place.workspace} is not a directory"))
+    try:
+        prepare(options)
+    except Mistake as mistake:
+        return complained(desk, mistake)
+    except KeyboardInterrupt:  # while the goal was typed
+        return exits.INTERRUPTED
     log = DaemonLog()
 
     def connect(feed: Feed, streams: bool) -> Client:
@@ -67,6 +71,14 @@ def conducted(options: argparse.Namespace) -> int:
             return perform_on(desk, place, connect, options, log.tail)
     finally:
         log.close(desk)
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Finds the mistakes that can be found before anything is started. Raises Mistake."""
+    if options.workspace is not None and not options.workspace.is_dir():
+        raise Mistake(f"--workspace {options.workspace} is not a directory")
+    if options.command == "run":
+        act.prepare(options)
 
 
 def perform_on(

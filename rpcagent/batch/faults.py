@@ -25,7 +25,7 @@ _REMEDIES = {
     "IDEMPOTENCY_CONFLICT": "a key stands for one goal, agent and workspace: give another --key, or the same goal again",
     "ALREADY_DECIDED": "the first answer stands; `rpcagent show RUN` tells what the run made of it",
     "STALE_DIGEST": "what would run now is not what was shown: look at it again with `rpcagent show RUN`",
-    "INVALID_STATE": "`rpcagent show RUN` tells what the run waits for",
+    "INVALID_STATE": "`rpcagent show RUN` tells how the run stands",
     "STORAGE": "make room on the disk (or mend what the message names) and give the same command again: nothing was lost",
     "OVERLOADED": "give the same command again in a moment",
     "STORE_DAMAGED": "keep a copy of the store before you do anything; the message names file and offset",

@@ -46,7 +46,7 @@ class Manner:
 def go_on(session: Session, run_id: str, manner: Manner, *, shown_until: int = 0) -> int:
     """Returns the exit code. `shown_until`: the last event that the reader knows, or need not see."""
     session.run_id = run_id
-    progress = Progress(session.desk, shown_until)
+    progress = Progress(session.desk, shown_until, questions=bool(manner.yes_to))
     streams = progress.delta if session.desk.streams else None
     follower = Follower(session.client, session.feed, run_id, event=progress.event, delta=streams)
     while True:
@@ -131,6 +131,10 @@ def show_question(session: Session, question: Question) -> None:
     """The question in full and the command for each answer."""
     for text, tone in described(question, now()):
         session.desk.say(text, tone)
+    _show_commands(session, question)
+
+
+def _show_commands(session: Session, question: Question) -> None:
     for command, means in commands_of(session, question):
         session.desk.say(f"  {command}", "strong")
         session.desk.say(f"      {means}", "dim")
@@ -207,7 +211,11 @@ def _waits_for_person(session: Session, shown: Json) -> int:
         desk.say("The run is in manual drive: only a client's `step` moves it.", "ask")
     for question in shown["approvals"]:
         desk.say()
-        show_question(session, question)
+        if desk.interactive:
+            desk.say(f"Question {ordinal(question['approvalId'])} stays open. To answer it later:", "ask")
+            _show_commands(session, question)
+        else:
+            show_question(session, question)
         commands += [command for command, _ in commands_of(session, question)]
     desk.say()
     desk.say(f"{'waits':<{WORD_WIDTH}}for a person; the question stays, over any restart", "ask")

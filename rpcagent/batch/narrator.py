@@ -30,7 +30,9 @@ class Line:
     def laid_out(self) -> str:
         """Further lines of the text stand under the first one."""
         first, *rest = self.text.split("\n")
-        return "\n".join([f"{self.word:<{WORD_WIDTH}}{first}".rstrip(), *(" " * WORD_WIDTH + line for line in rest)])
+        return "\n".join(
+            [f"{self.word:<{WORD_WIDTH - 1}} {first}".rstrip(), *(" " * WORD_WIDTH + line for line in rest)]
+        )
 
 
 class Narrator:
@@ -143,8 +145,7 @@ class Narrator:
         return Line("unknown", self._short(f"{self._name(event)}: nobody knows whether it happened"), "bad")
 
     def _step_denied(self, event: Event, _at: str) -> Line:
-        why = ": ".join(part for part in (event["reason"], event.get("message", "")) if part)
-        return Line("denied", self._short(f"{self._name(event)}: {why}"), "bad")
+        return Line("denied", self._short(f"{self._name(event)}: {event.get('message') or event['reason']}"), "bad")
 
     def _late_outcome(self, event: Event, _at: str) -> Line:
         came = self._trouble(event) or result_summary(event.get("result"), self._width)

@@ -16,12 +16,14 @@ Json = dict[str, Any]
 
 
 class Progress:
-    """`quiet_until`: events up to this one are not shown in lines; they were shown before, or are many."""
+    """`quiet_until`: events up to this one are not shown in lines; they were shown before, or are many. `questions`
+    false: whoever asks them shows them in full."""
 
-    def __init__(self, desk: Desk, quiet_until: int = 0) -> None:
+    def __init__(self, desk: Desk, quiet_until: int = 0, *, questions: bool = True) -> None:
         self._desk = desk
         self._narrator = Narrator(desk.width)
         self._quiet_until = quiet_until
+        self._questions = questions
         self._streamed = ""
         self._stream: tuple[str, int] | None = None
         self._held: Line | None = None
@@ -42,7 +44,7 @@ class Progress:
         if held is not None and event["type"] != "run_completed":
             self._show(held)
         self._stream = None
-        if not line.minor:
+        if not line.minor and (self._questions or event["type"] != "approval_requested"):
             self._show(line)
 
     def delta(self, params: Json) -> None:

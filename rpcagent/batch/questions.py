@@ -61,14 +61,18 @@ AMOUNTS = {
 """The limit as a `budget` question names it, and the member of `extend` that adds to it."""
 
 
-def described(question: Question, now: datetime) -> list[Shown]:
-    """The question, from its title to when it expires."""
+def described(question: Question, now: datetime, *, whole: bool = False) -> list[Shown]:
+    """The question, from its title to when it expires. `whole`: nothing is cut and nothing compared, and the ids and the
+    digest that the answer is bound to are told as well."""
     subject = question["subject"]
     title = _TITLES.get(question["kind"], question["kind"].replace("_", " "))
     lines: list[Shown] = [(f"Question {ordinal(question['approvalId'])}: {title}", "strong")]
     for name, value in subject.items():
         if name == "arguments" and isinstance(value, dict):
-            lines += _arguments(str(subject.get("tool", "")), value, subject.get("workspace"))
+            if whole:
+                lines += [line for key, part in value.items() for line in _value(key, part, whole=True)]
+            else:
+                lines += _arguments(str(subject.get("tool", "")), value, subject.get("workspace"))
         elif name == "effect":
             lines.append((_named("effect", f"{value}: {_EFFECTS.get(str(value), '')}"), "plain"))
         elif name in {"error", "spent"} and isinstance(value, dict):
@@ -77,16 +81,13 @@ def described(question: Question, now: datetime) -> list[Shown]:
         elif name == "diff" and isinstance(value, str):
             lines += _diff_lines(value.splitlines())
         elif value is not None:
-            lines += _value(name, value)
+            lines += _value(name, value, whole=whole)
     if question.get("expiresAt"):
         lines.append((_named("expires", until(question["expiresAt"], now)), "ask"))
+    if whole:
+        for name in ("approvalId", "runId", "stepId", "requestedAt", "digest"):
+            lines += [(_named(name, visible(str(question[name]))), "dim")] if question.get(name) else []
     return lines
-
-
-def details(question: Question) -> list[Shown]:
-    """Everything that the daemon said of it, cut nowhere, with the digest that the answer is bound to."""
-    text = json.dumps(question, ensure_ascii=False, indent=2)
-    return [(visible(line), "plain") for line in text.split("\n")]
 
 
 def meaning(kind: str, choice: str) -> str:
@@ -95,20 +96,20 @@ def meaning(kind: str, choice: str) -> str:
 
 def _named(name: str, text: str) -> str:
     first, *rest = text.split("\n")
-    return "\n".join([f"  {visible(name):<{_NAME_WIDTH}}{first}", *(" " * (_NAME_WIDTH + 2) + line for line in rest)])
+    return "\n".join(
+        [f"  {visible(name):<{_NAME_WIDTH - 1}} {first}".rstrip(), *(" " * (_NAME_WIDTH + 2) + line for line in rest)]
+    )
 
 
-def _value(name: str, value: Any) -> list[Shown]:
+def _value(name: str, value: Any, *, whole: bool = False) -> list[Shown]:
     """A value in full, a text of many lines as a block under its name."""
     if not isinstance(value, str):
         value = json.dumps(value, ensure_ascii=False)
     lines = value.split("\n")
     if len(lines) == 1:
         return [(_named(name, visible(value)), "plain")]
-    return [
-        (_named(name, f"{len(lines)} lines"), "plain"),
-        *_cut([(f"    |{visible(line)}", "plain") for line in lines]),
-    ]
+    block: list[Shown] = [(f"    |{visible(line)}", "plain") for line in lines]
+    return [(_named(name, f"{len(lines)} lines"), "plain"), *(block if whole else _cut(block))]
 
 
 def _arguments(tool: str, given: dict[str, Any], workspace: Any) -> list[Shown]:
@@ -138,7 +139,7 @@ def _shown_rest(given: dict[str, Any]) -> list[Shown]:
 
 
 def _difference(old: str, new: str) -> list[Shown]:
-    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=2))[2:]
+    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=2))[2 if old else 3 :]
     return list(_diff_lines(lines)) if lines else [("    no difference", "dim")]
 
 
@@ -153,8 +154,11 @@ def _cut(lines: list[Shown]) -> list[Shown]:
     if len(lines) <= LINES_SHOWN:
         return lines
     half = LINES_SHOWN // 2
-    left_out = (f"    [{len(lines) - 2 * half} lines are not shown here; `d` shows them all]", "ask")
-    return [*lines[:half], left_out, *lines[-half:]]  # type: ignore[list-item]
+    left_out: Shown = (
+        f"    [{len(lines) - 2 * half} lines are not shown here; `d` shows them all, so does `rpcagent show --json`]",
+        "ask",
+    )
+    return [*lines[:half], left_out, *lines[-half:]]
 
 
 def _present(workspace: Any, path: Any) -> tuple[str, str]:
