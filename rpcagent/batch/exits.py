@@ -18,6 +18,6 @@ exit codes:
   2    a mistake in the command line, or nothing that can be done as it was asked
   3    the run waits for a person; how to answer was printed
   4    the run waits for the clock, or --timeout ran out first
-  5    the daemon or its store could not be used (in use, full, damaged); nothing is lost
-  130  interrupted; the run is safe, and the same command goes on
+  5    the daemon or its store could not be used (in use, full, damaged); the message says which
+  130  interrupted (143 by SIGTERM); the run is safe, and how to go on was printed
 """
