@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -137,26 +136,26 @@ def _interrupted(session: Session, interrupt: KeyboardInterrupt) -> int:
 
 
 class DaemonLog:
-    """The daemon's standard error, kept for as long as it may explain something."""
+    """The daemon's standard error, kept for as long as it may explain something. The file has no name, so that nothing stays
+    behind however this process ends."""
 
     def __init__(self) -> None:
-        descriptor, name = tempfile.mkstemp(prefix="rpcagent-", suffix=".log")
-        self._path = Path(name)
-        self.file = os.fdopen(descriptor, "ab", buffering=0)
+        self.file = tempfile.TemporaryFile(mode="a+b", buffering=0)  # noqa: SIM115  (closed by `close`)
 
     def tail(self) -> str:
-        with self._path.open("rb") as log:
-            log.seek(max(self._path.stat().st_size - LOG_TAIL_BYTES, 0))
-            return log.read().decode("utf-8", "replace")
+        # Read by place: the daemon writes through the same description, whose offset must not move.
+        size = os.fstat(self.file.fileno()).st_size
+        return os.pread(self.file.fileno(), LOG_TAIL_BYTES, max(size - LOG_TAIL_BYTES, 0)).decode("utf-8", "replace")
 
     def close(self, desk: Desk) -> None:
-        """Removed, but for one that has the story of a fault of ours."""
+        """One that has the story of a fault of ours gets a name, which is told."""
+        text = self.tail()
         self.file.close()
-        if '"incident"' in self.tail():
-            with suppress(OSError, ValueError):
-                desk.say(f"The daemon's log is kept: {self._path}", "dim")
-        else:
-            self._path.unlink(missing_ok=True)
+        if '"incident"' in text:
+            descriptor, name = tempfile.mkstemp(prefix="rpcagent-", suffix=".log")
+            with os.fdopen(descriptor, "w") as kept, suppress(OSError, ValueError):
+                kept.write(text)
+                desk.say(f"The daemon's log is kept: {name}", "dim")
 
 
 @contextmanager
