@@ -184,7 +184,7 @@ class Assembly:
         tool = self._names.ours(call.name)[:_NAME_SHOWN] or "(no name)"
         arguments, problem = read_arguments(self._secrets.removed(call.arguments))
         if cut and (problem or not call.begun):
-            arguments, problem = {}, CUT_CALL
+            problem = CUT_CALL
         return AskedCall(
             tool=self._secrets.removed(tool),
             arguments=arguments,

@@ -66,6 +66,9 @@ READ, LIST = ("files.read", {"path": "a"}, ""), ("files.list", {}, "")
         ([[piece("files__list", "", index=0)], [piece("shop__charge", "", index=0)]], [LIST, ("shop.charge", {}, "")]),
         # the same tool twice under one index and id
         ([[piece("files__read", '{"path":"a"}', index=0, id="c")]] * 2, [READ, READ]),
+        # the same tool twice in one piece, and under one index with two ids
+        ([[piece("files__list", ""), piece("files__list", "")]], [LIST, LIST]),
+        ([[piece("files__list", "", index=0, id="a")], [piece("files__list", "", index=0, id="b")]], [LIST, LIST]),
         # an index that is none, entries and functions that are none
         ([[piece("files__list", "{}", index="0"), {"function": None}, 7]], [LIST]),  # type: ignore[list-item]
     ],
@@ -121,6 +124,11 @@ def test_f053_a_call_that_was_cut_before_its_arguments_is_cut_and_not_one_withou
     assert "was cut off" in reply.calls[0].problem
 
 
+def test_f053_only_the_last_call_was_cut() -> None:
+    reply = assembled(delta(tool_calls=[piece("files__list", ""), piece("files__read", '{"pa')]), delta("length"))
+    assert [(call.arguments, bool(call.problem)) for call in reply.calls] == [({}, False), ({}, True)]
+
+
 def test_too_many_calls_are_told_and_none_is_taken() -> None:
     many = [piece("files__list", "{}", index=place) for place in range(CALLS_MOST + 1)]
     reply = assembled(delta(tool_calls=many), delta("tool_calls"))
@@ -160,6 +168,10 @@ def test_f039_a_secret_is_taken_out_however_the_text_is_cut(words: list[str], si
 def test_f039_longer_secrets_go_first_escaped_ones_are_found_and_short_ones_are_not_looked_for() -> None:
     secrets = Secrets({"A": "abcdefgh", "B": "abcdefgh-ijkl", "C": 'quo"ted-\\x', "D": "abc"})
     assert secrets.removed('abcdefgh-ijkl abcdefgh {"a":"quo\\"ted-\\\\x"} abc') == '${B} ${A} {"a":"${C}"} abc'
+
+
+def test_f039_what_is_cut_short_is_not_cut_inside_a_secret() -> None:
+    assert Secrets({"K": "s3cret-value"}).told("x" * 95 + "s3cret-value", 100) == "x" * 95 + "${K}"
 
 
 @pytest.mark.parametrize(

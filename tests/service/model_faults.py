@@ -6,6 +6,7 @@ Members of a fault beside its name are said with each.
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -203,6 +204,23 @@ def _stall_first(out: Any, fault: Fault, turn: dict[str, Any], body: dict[str, A
     out.hold()
 
 
+def _endless(out: Any, _fault: Fault, _turn: dict[str, Any], body: dict[str, Any]) -> None:
+    """One line, or one text, without an end."""
+    if body.get("stream"):
+        out.begin()
+        out.send(b"data: ")
+    else:
+        out.begin("application/json")
+    while True:
+        out.send(b"x" * 65_536)
+
+
+def _compressed(out: Any, _fault: Fault, turn: dict[str, Any], body: dict[str, Any]) -> None:
+    events = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in _chunks(turn, body))
+    headers = {"Content-Type": "text/event-stream", "Content-Encoding": "gzip"}
+    out.answer(200, gzip.compress(events), headers)
+
+
 def _slow(out: Any, fault: Fault, turn: dict[str, Any], body: dict[str, Any]) -> None:
     """`ms` between chunks, default 50."""
     out.begin()
@@ -291,7 +309,8 @@ def _echo_key(out: Any, fault: Fault, turn: dict[str, Any], body: dict[str, Any]
     key = out.headers.get("Authorization", "").removeprefix("Bearer ")
     status = fault.get("status", 401)
     if status != 200:
-        out.refuse(status, f"Incorrect API key provided: {key}, also {key[:4]}****{key[-4:]}.", "invalid_request_error")
+        message = f"Incorrect API key provided: {key}, also {key[:4]}****{key[-4:]}."
+        out.refuse(status, message, "invalid_request_error", {"X-Echo": key})
         return
     text = f"Your key is {key}, is it not?"
     calls = [{**call, "arguments": {"key": key}} for call in turn.get("calls", [])]
@@ -325,6 +344,8 @@ PLAYS: dict[str, Play] = {
     "stall_in_stream": _stall,
     "park": _stall,
     "slow_chunks": _slow,
+    "endless": _endless,
+    "compressed": _compressed,
     "fragmented_arguments": _fragmented,
     "malformed_arguments": _with(_malformed),
     "cut_arguments": _with(_cut_arguments),

@@ -184,9 +184,9 @@ class Handler(BaseHTTPRequestHandler):
     def refuse(self, status: int, message: str, kind: str, headers: dict[str, str] | None = None, **more: Any) -> None:
         self.answer(status, {"error": {"message": message, "type": kind, "param": None, "code": None, **more}}, headers)
 
-    def begin(self) -> None:
+    def begin(self, content_type: str = "text/event-stream; charset=utf-8") -> None:
         self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Content-Type", content_type)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
 
