@@ -132,6 +132,11 @@ def _parser() -> argparse.ArgumentParser:
         help="how long to wait for another process on this store before every call is answered STORE_LOCKED; the store "
         "is taken over as soon as it is free (default: 6 seconds)",
     )
+    serve.add_argument(
+        "--hold",
+        action="store_true",
+        help="let nothing begin or go on: runs are only looked at, and answers are recorded for later",
+    )
     init = command("init", "write an rpcagent.toml to begin with", _INIT)
     init.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="DIR", help="where (default: here)")
     check = command("check", "say what the configuration comes to, and what is wrong with it", _CHECK)
@@ -236,7 +241,11 @@ def _serve(options: argparse.Namespace) -> int:
 
         Log().warning(found.note, file=str(found.path), digest=found.digest)
     config = daemon.Config(
-        store=store, workspace=workspace, lock_wait_s=max(options.lock_wait, 0.0), config=found.config
+        store=store,
+        workspace=workspace,
+        lock_wait_s=max(options.lock_wait, 0.0),
+        config=found.config,
+        hold=options.hold,
     )
     return daemon.run(config, claimed)
 

@@ -52,13 +52,14 @@ MAX_BATCH = 100
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the store is, what the default workspace is, how long `serve` waits for the lock (in seconds), and what the
-    configuration says."""
+    """Where the store is, what the default workspace is, how long `serve` waits for the lock (in seconds), what the
+    configuration says, and whether runs are only looked at: `hold` lets nothing begin."""
 
     store: Path
     workspace: Path
     lock_wait_s: float = 6.0
     config: FileConfig = EMPTY
+    hold: bool = False
 
 
 class SystemClock:
@@ -197,7 +198,7 @@ class Daemon:
             clock=clock,
             model=self._catalog,
             tools=registry,
-            rules=Rules(epoch=journal.epoch, present=agents.present_rules()),
+            rules=Rules(epoch=journal.epoch, present=agents.present_rules(), draining=self._config.hold),
             spawn=self._group.start_soon,
             incident=self._log.incident,
             fatal=self._fatal,

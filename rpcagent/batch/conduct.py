@@ -39,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     "tail": look.tail,
 }
 
+LOOKING = frozenset({"runs", "show", "tail"})
 LOG_TAIL_BYTES = 16 << 10
 
 
@@ -63,7 +64,10 @@ def conducted(options: argparse.Namespace) -> int:
     log = DaemonLog()
 
     def connect(feed: Feed, streams: bool) -> Client:
-        return place.client(on_event=feed.on_event, on_delta=feed.on_delta if streams else None, log=log.file)
+        looks = options.command in LOOKING and not getattr(options, "follow", False)
+        return place.client(
+            looks=looks, on_event=feed.on_event, on_delta=feed.on_delta if streams else None, log=log.file
+        )
 
     try:
         with _ends_on_signals():

@@ -1,6 +1,6 @@
 """The commands that look: `runs`, `show`, `tail`. They ask for nothing to be done.
 
-A daemon is started to look through, and it goes on by itself with what it finds unfinished (recovery `auto`).
+A daemon is started to look through, and lets nothing go on; only `tail -f` follows runs that do.
 """
 
 from __future__ import annotations

@@ -29,33 +29,26 @@ exit code 4. Ctrl-C ends it in order: the run is safe.
 
 {exits.ABOUT}"""
 
-_LOOKING = """\
-To look is to start a daemon, and a daemon goes on with every run that it finds unfinished (those with recovery `auto`), for
-as long as this command takes. What must not move is started with another recovery, or waits for an approval.
-"""
-
 _RUNS = f"""\
 Lists the runs of the store, newest first: all that have not ended, and the newest of those that have, 20 in all.
 RUN in the other commands is an id, a beginning of one that is no other's (as shown here), or the run's key.
 
-{_LOOKING}
 {exits.ABOUT}"""
 
 _SHOW = f"""\
 Everything about a run: goal, status, steps with attempts, effects and results, open questions with the exact command for each
 answer, budget, recovery plan, output. With --json the answer of `status`, on one line.
 
-{_LOOKING}
 {exits.ABOUT}"""
 
 _TAIL = f"""\
 The events of a run as lines, from the first one, or from the one after --after; -f stays until the run has ended. With --json
 the events themselves, one a line.
 
--f follows through a daemon of its own. While another process (an editor, another `rpcagent` command) owns the store, only that
-one knows what happens; this command then says which process it is, and ends with exit code 5.
+-f follows through a daemon of its own, which goes on with every run that it finds unfinished (those with recovery `auto`).
+While another process (an editor, another `rpcagent` command) owns the store, only that one knows what happens; this command
+then says which process it is, and ends with exit code 5.
 
-{_LOOKING}
 {exits.ABOUT}"""
 
 _APPROVE = f"""\

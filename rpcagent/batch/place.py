@@ -47,11 +47,16 @@ class Place:
     def client(
         self,
         *,
+        looks: bool,
         on_event: Callable[[dict[str, Any]], None],
         on_delta: Callable[[dict[str, Any]], None] | None,
         log: IO[bytes],
         events: Literal["own", "all"] = "own",
     ) -> Client:
-        """A client whose daemon is the one of this very installation, whatever PATH says. Its log goes to `log`."""
+        """A client whose daemon is the one of this very installation, whatever PATH says. Its log goes to `log`.
+
+        `looks`: the daemon lets nothing go on."""
         command = [sys.executable, "-P", "-m", "rpcagent", "serve", f"--lock-wait={LOCK_WAIT_S:g}", *self.flags]
+        if looks:
+            command.append("--hold")
         return Client(command, on_event=on_event, on_delta=on_delta, events=events, stderr=log)
