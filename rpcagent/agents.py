@@ -12,6 +12,7 @@ from rpcagent import errors
 from rpcagent.config import FileConfig
 from rpcagent.models.catalog import Catalog
 from rpcagent.rpc import wire
+from rpcagent.runs.commands import READ_ONLY_COMMANDS
 from rpcagent.runs.definition import Budget, Definition, ModelSettings, Rule
 from rpcagent.runs.effects import ToolSpec
 from rpcagent.tools.registry import Registry
@@ -42,7 +43,7 @@ class Agents:
             tools=await self._tools(agent, workspace),
             rules=self._rules(agent),
             budget=params.budget or agent.budget or self._config.budget or Budget(),
-            read_only_commands=agent.read_only_commands,
+            read_only_commands=_commands(agent),
         )
 
     def _agent(self, named: str | wire.AgentParams) -> tuple[wire.AgentParams, str]:
@@ -92,6 +93,7 @@ class Agents:
             headers=params.headers,
             options=params.options,
             stream=params.stream,
+            environment_proxy=params.environment_proxy,
             max_output_tokens=params.max_output_tokens,
             connect_timeout_ms=int(params.connect_timeout_s * 1000),
             first_token_timeout_ms=int(params.first_token_timeout_s * 1000),
@@ -101,6 +103,15 @@ class Agents:
         )
         self._catalog.check(settings, "$.agent.model")
         return settings
+
+
+def _commands(agent: wire.AgentParams) -> tuple[str, ...]:
+    """`default` stands for our own list, which the run pins like all else."""
+    return tuple(
+        command
+        for named in agent.read_only_commands
+        for command in (READ_ONLY_COMMANDS if named == "default" else (named,))
+    )
 
 
 def _new(found: tuple[ToolSpec, ...], known: list[ToolSpec], path: str) -> tuple[ToolSpec, ...]:

@@ -381,6 +381,8 @@ class Daemon:
         if self._registry is not None:
             with anyio.move_on_after(3.0):
                 await self._registry.aclose()
+        with anyio.move_on_after(1.0):
+            await self._catalog.aclose()
         if self._journal is not None and self._exit != EXIT_POISONED:
             await self._journal.close()
 

@@ -46,7 +46,8 @@ __all__ = ["Entry", "Item", "Wal"]
 _FOLDER = "wal"
 _SEGMENT = re.compile(r"(\d{16})\.jsonl")
 _NO_HEAD = (b" " * (record.SLOT - 1) + b"\n") * 2
-_NO_STORE_YET = frozenset({"LOCK", _FOLDER, "blobs", "jobs", "trusted", "lost+found"})  # all that may stand where a store is made
+# All that may stand where a store is made.
+_NO_STORE_YET = frozenset({"LOCK", _FOLDER, "blobs", "jobs", "trusted", "lost+found"})
 
 
 class Wal:

@@ -101,6 +101,7 @@ class ModelParams(Params, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     options: dict[str, Any] = {}
     stream: bool = True
+    environment_proxy: bool = False
     script: tuple[dict[str, Any], ...] = ()
     script_file: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=0)] = 0

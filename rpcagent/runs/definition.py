@@ -54,7 +54,7 @@ class ModelSettings(
 
     `max_output_tokens` is reserved from the token budget before each call; 0 leaves it to the provider. `timeout_ms` bounds
     one call, the other time-outs its parts. `api_key_env` names a variable of the environment: the secret itself is never
-    here. `options` go to the provider as they are (`temperature`, say). Trouble is retried for `retry_for_ms`, then asked.
+    here. `options` go to the provider as they are (`temperature`, say). `environment_proxy`: its proxies and certificates count. Trouble is retried for `retry_for_ms`, then asked.
     """
 
     provider: str = "scripted"
@@ -65,6 +65,7 @@ class ModelSettings(
     headers: dict[str, str] = {}
     options: dict[str, Any] = {}
     stream: bool = True
+    environment_proxy: bool = False
     max_output_tokens: int = 0
     connect_timeout_ms: int = 10_000
     first_token_timeout_ms: int = 120_000

@@ -152,10 +152,12 @@ def _model_answered(state: RunState, event: ev.ModelAnswered, at: datetime) -> R
         usage=event.usage if event.usage != ev.Usage() else None,
     )
     used = event.usage.input_tokens + event.usage.output_tokens
+    reserved = before.reserved_tokens if before else 0
     spent = _closing(before or step, state.spent, at)
     spent = replace(
         spent,
-        tokens=spent.tokens - (before.reserved_tokens if before else 0) + used,
+        tokens=spent.tokens + (used - reserved if used else 0),  # nobody counted: what was reserved stays spent
+        estimated_tokens=spent.estimated_tokens + (0 if used else reserved),
         cost_usd=spent.cost_usd + event.usage.cost_usd,
     )
     calls = tuple(

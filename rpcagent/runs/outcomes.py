@@ -105,7 +105,7 @@ def events_of(state: RunState, report: Report, now: datetime) -> list[ev.AnyEven
         case NotDone(error=error, ask=True):
             return [ev.AttemptFailed(**where, error=error, retry_at=now, wait_ms=0, ask=True)]
         case NotDone(error=error, retry_after_ms=after):
-            wait_ms = backoff_ms(report.step_id, report.attempt) if after is None else after
+            wait_ms = max(backoff_ms(report.step_id, report.attempt), after or 0)
             retry_at = now + timedelta(milliseconds=wait_ms)
             return [ev.AttemptFailed(**where, error=error, retry_at=retry_at, wait_ms=wait_ms)]
         case Lost(reason="cancelled"):

@@ -188,5 +188,5 @@ def reading_agent(turns: int) -> dict[str, Any]:
     }
 
 
-NO_LIMITS = {"steps": None, "attempts": None}
+NO_LIMITS = {"steps": None, "attempts": None, "repeats": None}
 """Of the budget: a run may be as long as the figure needs it."""

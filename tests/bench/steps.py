@@ -178,7 +178,7 @@ async def _engine_alone(turns: int) -> float:
         model=ModelSettings(script=tuple(agent["model"]["script"])),
         tools=tuple(spec for spec in BUILTIN if spec.name == "files.read"),
         rules=(Rule(do="allow"),),
-        budget=Budget(steps=None, attempts=None),
+        budget=Budget(steps=None, attempts=None, repeats=None),
     )
     event = ev.RunStarted(
         client_request_id="bench",

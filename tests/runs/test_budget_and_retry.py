@@ -105,6 +105,18 @@ def test_tokens_are_trued_up_by_what_the_provider_counted():
     assert (story.state.spent.steps, story.state.spent.attempts) == (2, 2)
 
 
+def test_tokens_that_nobody_counted_stay_spent_as_they_were_reserved():
+    story = Story()
+    story.report(1, ModelReply(calls=(AskedCall(tool="t.read", arguments={}),)))
+    assert (story.state.spent.tokens, story.state.spent.estimated_tokens) == (100, 100)
+
+
+def test_a_wait_that_is_asked_for_is_never_shorter_than_our_own():
+    story = Story()
+    story.not_done(1, after_ms=1)
+    assert story.step(1).retry_at == story.now + timedelta(milliseconds=backoff_ms(sid(1), 1))
+
+
 def test_an_attempt_that_was_not_done_gives_its_reservation_back():
     story = Story()
     story.not_done(1)
