@@ -22,6 +22,7 @@ from rpcagent.transport.stdio import HIGH_BYTES, Claimed, Wire, claim
 def pollute() -> None:
     print("stray print", flush=True)
     sys.stdout.write("no newline")
+    sys.stdout.flush()
     os.write(1, b"stray write")
     subprocess.run(["sh", "-c", "echo stray child; cat"], check=True)
 
