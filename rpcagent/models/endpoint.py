@@ -14,6 +14,7 @@ import msgspec
 from rpcagent.errors import InvalidParams
 from rpcagent.models.redaction import NAME, REFERENCE, Secrets, names_in
 from rpcagent.runs.definition import ModelSettings
+from rpcagent.urls import checked_url
 
 OPENAI_URL = "https://api.openai.com/v1"
 OPENAI_KEY = "OPENAI_API_KEY"
@@ -111,21 +112,9 @@ def check_endpoint(settings: ModelSettings, path: str) -> None:
 def _check_url(url: str, path: str) -> None:
     if not url:
         return
-    try:
-        pieces = urlsplit(url)
-        host, _ = pieces.hostname, pieces.port
-    except ValueError:
-        raise InvalidParams("this is no URL", path=path) from None
-    if pieces.scheme not in {"http", "https"}:
-        raise InvalidParams("the scheme is http or https", path=path)
-    if not host or not re.fullmatch(r"[\x21-\x7e]+", url):
-        raise InvalidParams("this is no URL", path=path)
-    if pieces.username is not None or pieces.password is not None:
-        raise InvalidParams("credentials go into apiKeyEnv, or into a header as ${NAME}", path=path)
+    pieces = checked_url(url, path, "apiKeyEnv, or into a header as ${NAME}")
     if _SECRET_QUERY.search(pieces.query):
         raise InvalidParams("a secret in a URL would be recorded; put it into a header, as ${NAME}", path=path)
-    if pieces.fragment or "#" in url:
-        raise InvalidParams("a fragment is never sent", path=path)
 
 
 def _camel(name: str) -> str:

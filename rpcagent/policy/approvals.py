@@ -30,6 +30,8 @@ def tool_call(state: RunState, step: Step, rule: Rule | None, now: datetime, ahe
 def unknown_outcome(state: RunState, step: Step) -> ApprovalRequested:
     """Did it happen? Never expires, and nothing but an answer closes it."""
     subject = _call(state, step) | {"attempt": step.attempt, "key": step.key, "startedAt": step.started_at}
+    if step.error is not None:
+        subject["error"] = step.error
     return _ask(state, "unknown_outcome", subject, step.step_id)
 
 

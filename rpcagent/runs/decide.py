@@ -222,13 +222,16 @@ def _expire(state: RunState, now: datetime) -> tuple[ev.AnyEvent, ...]:
 def _doubt(state: RunState, in_flight: InFlight, now: datetime) -> tuple[ev.AnyEvent, ...]:
     """Intents without an outcome that nobody performs: the interruption, and UNKNOWN where only a person can tell."""
     for step in state.steps.values():
-        if step.status != "started" or (step.step_id, step.attempt) in in_flight:
+        waits = (
+            step.status == "not_started" and step.doubt
+        )  # a later attempt did nothing; an earlier one may have acted
+        if (step.status != "started" and not waits) or (step.step_id, step.attempt) in in_flight:
             continue
-        if not step.interrupted:
+        if not step.interrupted and not waits:
             return (ev.AttemptInterrupted(step_id=step.step_id, attempt=step.attempt, reason="restart"),)
         if _unknowable(state, step, now):
             return (
-                ev.StepUnknown(step_id=step.step_id, attempt=step.attempt),
+                ev.StepUnknown(step_id=step.step_id, attempt=step.attempt, error=step.error),
                 approvals.unknown_outcome(state, step),
             )
     return ()

@@ -179,10 +179,12 @@ class LookedUp(Event, frozen=True, kw_only=True):
 
 
 class StepUnknown(Event, frozen=True, kw_only=True):
-    """Whether the effect happened is not known, and nothing but a person can tell."""
+    """Whether the effect happened is not known, and nothing but a person can tell. `error`: why this attempt did nothing;
+    it is an earlier one that may have acted."""
 
     step_id: str
     attempt: int
+    error: Trouble | None = None
 
 
 class StepDenied(Event, frozen=True, kw_only=True):

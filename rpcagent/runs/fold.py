@@ -1,8 +1,8 @@
 """`fold(state, event) -> state`: what an event does to a run. Pure; replay and live commits go through the same lines.
 
-Knows: what each event changes, where the tables of `transitions` allow it. Does not
-know: why anybody chose the event; that is `decide`. An illegal transition is our own fault and never a caller's: live, it
-is found before anything is written; at replay, it stops that run alone.
+Knows: what each event changes, where the tables of `transitions` allow it. Does not know: why anybody chose the event;
+that is `decide`. An illegal transition is our own fault and never a caller's: live, it is found before anything is written;
+at replay, it stops that run alone.
 """
 
 from __future__ import annotations
@@ -16,15 +16,7 @@ from msgspec.structs import replace
 from rpcagent.ids import digest_of
 from rpcagent.runs import events as ev
 from rpcagent.runs.context import context_after_turn, said
-from rpcagent.runs.state import (
-    Approval,
-    ApprovalStatus,
-    Message,
-    Request,
-    RunState,
-    Spent,
-    Step,
-)
+from rpcagent.runs.state import Approval, ApprovalStatus, Message, Request, RunState, Spent, Step
 from rpcagent.runs.transitions import APPROVAL_TABLE, RUN_TABLE, STEP_TABLE, IllegalTransition
 
 
@@ -271,6 +263,7 @@ def _attempt_interrupted(state: RunState, event: ev.AttemptInterrupted, at: date
         raise IllegalTransition(f"{state.run_id}: {event.step_id} was interrupted twice")
     since = at if before is None or before.waiting_since is None else before.waiting_since
     step = _move(state, event.step_id, event, interrupted=True, retry_at=event.retry_at, waiting_since=since)
+    step = replace(step, doubt=step.kind == "tool_call" and step.effect != "read_only")
     spent = state.spent if event.reason == "restart" else _closing(before or step, state.spent, at)
     spent = replace(spent, estimated_tokens=spent.estimated_tokens + step.reserved_tokens)
     return _with(state, step, spent=spent)
@@ -285,12 +278,15 @@ def _looked_up(state: RunState, event: ev.LookedUp, at: datetime) -> RunState:
             step, status="completed", result=event.result, source="look_up", ended_at=at, look_up="", interrupted=False
         )
     else:
-        step = replace(step, look_up=event.answer)
+        step = replace(step, look_up=event.answer, doubt=event.answer != "absent")
     return _with(state, step)
 
 
-def _step_unknown(state: RunState, event: ev.StepUnknown, _at: datetime) -> RunState:
-    return _with(state, _move(state, event.step_id, event))
+def _step_unknown(state: RunState, event: ev.StepUnknown, at: datetime) -> RunState:
+    before = state.steps.get(event.step_id)
+    step = _move(state, event.step_id, event, error=event.error)
+    spent = _closing(before, state.spent, at) if before and before.status == "started" else state.spent
+    return _with(state, step, spent=spent)
 
 
 def _step_denied(state: RunState, event: ev.StepDenied, at: datetime) -> RunState:
@@ -368,13 +364,14 @@ def _outcome_told(state: RunState, approval: Approval, event: ev.ApprovalDecided
     step = state.steps.get(approval.step_id or "")
     if step is None or step.status != "unknown":
         raise IllegalTransition(f"{state.run_id}: {approval.step_id} has no unknown outcome")
+    told: dict[str, Any] = {"interrupted": False, "doubt": False, "error": None}
     if event.decision == "happened":
-        step = replace(step, status="completed", source="person", result=event.result, ended_at=at, interrupted=False)
+        step = replace(step, status="completed", source="person", result=event.result, ended_at=at, **told)
     elif event.decision == "did_not_happen" and state.phase == "active":
         # The answer is also the approval of exactly one more attempt, with the same key.
-        step = replace(step, status="not_started", approval_id=approval.approval_id, interrupted=False)
+        step = replace(step, status="not_started", approval_id=approval.approval_id, **told)
     elif event.decision == "did_not_happen":
-        step = replace(step, status="withdrawn", ended_at=at, interrupted=False)
+        step = replace(step, status="withdrawn", ended_at=at, **told)
     else:
         step = replace(step, abandoned=True, ended_at=at)
     unresolved = tuple(i for i in state.unresolved if i != step.step_id or event.decision == "abandon")
@@ -431,9 +428,10 @@ def _run_released(state: RunState, event: ev.RunReleased, _at: datetime) -> RunS
 
 
 def _cancel_requested(state: RunState, event: ev.CancelRequested, at: datetime) -> RunState:
-    """No new step starts: what has not begun is withdrawn with its question."""
+    """No new step starts: what has not begun is withdrawn with its question. What may have acted is not."""
+    waiting = {"not_started", "waiting_approval"}
     steps = {
-        i: replace(s, status="withdrawn", ended_at=at) if s.status in {"not_started", "waiting_approval"} else s
+        i: replace(s, status="withdrawn", ended_at=at) if s.status in waiting and not s.doubt else s
         for i, s in state.steps.items()
     }
     return replace(_withdraw(state), phase="cancelling", steps=steps, cancel_reason=event.reason)

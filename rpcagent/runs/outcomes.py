@@ -10,8 +10,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rpcagent.ids import hash26, step_id
+from rpcagent.policy import approvals
 from rpcagent.runs import events as ev
 from rpcagent.runs.effects import LookUpAnswer
 from rpcagent.runs.state import RunState, Step
@@ -100,6 +102,9 @@ def events_of(state: RunState, report: Report, now: datetime) -> list[ev.AnyEven
             return [_answered(state, reply, where)]
         case ToolReply(result=result):
             return [ev.ToolCompleted(**where, result=result)]
+        case Failed(error=error) if step.doubt:
+            # It is known of this attempt only; of the earlier one, which may have acted, it says nothing.
+            return [ev.StepUnknown(**where, error=error), approvals.unknown_outcome(state, replace(step, error=error))]
         case Failed(error=error):
             return [ev.StepFailed(**where, error=error)]
         case NotDone(error=error, ask=True):

@@ -30,7 +30,8 @@ RECENT_STEPS = 50
 class Step(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One unit of recovery. `interrupted`: its last attempt will not report any more. `abandoned`: a person closed the
     question about its unknown outcome without an answer. `look_up` is the last thing the outside said about it. `asking`:
-    its trouble can only be ended by a person."""
+    its trouble can only be ended by a person. `doubt`: an attempt was interrupted that may have acted outside, and nothing
+    has told since, whatever became of later attempts."""
 
     step_id: str
     kind: StepKind
@@ -45,6 +46,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     key: str | None = None
     request_hash: str | None = None
     interrupted: bool = False
+    doubt: bool = False
     abandoned: bool = False
     look_up: Literal["", "absent", "pending", "unsure"] = ""
     retry_at: datetime | None = None

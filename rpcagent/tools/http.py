@@ -25,6 +25,7 @@ from rpcagent.runs.outcomes import Failed, Lost, NotDone, ToolReply
 from rpcagent.runs.ports import ToolRequest
 from rpcagent.tools.reconcile import Answer, LookUpCall
 from rpcagent.tools.results import text_result
+from rpcagent.urls import checked_url
 
 if TYPE_CHECKING:
     import httpx
@@ -219,19 +220,7 @@ class Http:
 
 def check_url(url: str, parameters: Mapping[str, Any], path: str) -> None:
     """Raises InvalidParams unless `url` is http or https, names its host, and takes its holes from `parameters`."""
-    try:
-        pieces = urlsplit(url)
-        host, _ = pieces.hostname, pieces.port
-    except ValueError:
-        raise InvalidParams("this is no URL", path=path) from None
-    if pieces.scheme not in {"http", "https"}:
-        raise InvalidParams("the scheme is http or https", path=path)
-    if not host or not re.fullmatch(r"[\x21-\x7e]+", url):
-        raise InvalidParams("this is no URL", path=path)
-    if pieces.username is not None or pieces.password is not None:
-        raise InvalidParams("credentials go into a header, as ${NAME}", path=path)
-    if pieces.fragment or "#" in url:
-        raise InvalidParams("a fragment is never sent", path=path)
+    pieces = checked_url(url, path, "a header, as ${NAME}")
     if "{" in pieces.netloc or "}" in pieces.netloc:
         raise InvalidParams("the host cannot come from an argument", path=path)
     if re.search(r"[{}]", _HOLE.sub("", url)):
