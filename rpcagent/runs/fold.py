@@ -284,9 +284,8 @@ def _looked_up(state: RunState, event: ev.LookedUp, at: datetime) -> RunState:
 
 def _step_unknown(state: RunState, event: ev.StepUnknown, at: datetime) -> RunState:
     before = state.steps.get(event.step_id)
-    step = _move(state, event.step_id, event, error=event.error)
     spent = _closing(before, state.spent, at) if before and before.status == "started" else state.spent
-    return _with(state, step, spent=spent)
+    return _with(state, _move(state, event.step_id, event, error=event.error), spent=spent)
 
 
 def _step_denied(state: RunState, event: ev.StepDenied, at: datetime) -> RunState:

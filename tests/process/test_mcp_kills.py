@@ -85,6 +85,9 @@ class Stage:
         daemon.call("approve", clientRequestId="truth", runId=self.run_id, decision=decision, **named)
         return decision
 
+    def events(self, daemon: Daemon) -> list[dict[str, Any]]:
+        return [element["event"] for element in daemon.call("events", runId=self.run_id, limit=1_000)["events"]]
+
     def seen(self) -> list[str]:
         """The calls that came, in order."""
         return [call["path"] for call in self.server.calls()]
@@ -191,6 +194,21 @@ def test_f095_a_tool_that_is_another_one_after_the_kill_is_not_called_and_the_mo
         step = step_of(stage.completed(daemon), "t.charge")
     assert (step["status"], step["error"]) == ("failed", {"kind": "incompatible", "message": why})
     assert (stage.seen(), stage.server.effects()) == (["charge"], {})
+
+
+def test_f075_f095_a_call_that_cannot_be_sent_again_any_more_is_asked_about_because_it_may_have_happened(
+    stage: Stage,
+) -> None:
+    gone(stage.killed_inside("charge_once", "after_effect"))
+    stage.server.fault("schema_change", "list")
+    with stage.opened("charge_once") as daemon:
+        assert stage.answer(daemon, "charge_once") == "happened"
+        step = step_of(stage.completed(daemon), "t.charge_once")
+        (unknown,) = [event for event in stage.events(daemon) if event["type"] == "step_unknown"]
+    why = "The MCP server t has another schema for 'charge_once' now than when the run began."
+    assert (unknown["attempt"], unknown["error"]) == (2, {"kind": "incompatible", "message": why})
+    assert (step["status"], step["source"], step["attempt"], "error" in step) == ("completed", "person", 2, False)
+    assert (stage.seen(), stage.server.effects()) == (["charge_once"], {"charge_once": 1})
 
 
 def test_f039_a_key_that_is_said_back_is_in_nothing_that_the_daemon_leaves(
