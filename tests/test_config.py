@@ -226,7 +226,7 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "a contract that does not hold": (
         '[agents.fixer]\ntools = [\n{ name = "a.b", effect = "idempotent", key_ttl_ms = 0, http = { url = "http://x/" } }]\n',
-        "3: $.agents.fixer.tools[0].key_ttl_ms: at least 1",
+        "3: $.agents.fixer.tools[0].key_ttl_ms: 1 to 315360000000",
     ),
     "words of the wire in a reason": (
         '[mcp.t]\ncommand = ["true"]\n[mcp.t.tools.close]\nkey_ttl_ms = 5\n',

@@ -20,6 +20,8 @@ from rpcagent.runs.outcomes import AskedCall, ModelReply, NotDone
 
 CALLS_MOST = 128
 DEPTH_MOST = 100
+TOKENS_MOST = 10**12
+"""More than that, nobody has counted."""
 _ID_SHOWN = 200
 _NAME_SHOWN = 120
 _STOP_SHOWN = 40
@@ -252,5 +254,5 @@ def _usage(value: Any) -> Usage | None:
     if not isinstance(value, dict):
         return None
     counts = [value.get("prompt_tokens"), value.get("completion_tokens")]
-    tokens = [count if type(count) is int and count > 0 else 0 for count in counts]
+    tokens = [min(count, TOKENS_MOST) if type(count) is int and count > 0 else 0 for count in counts]
     return Usage(input_tokens=tokens[0], output_tokens=tokens[1]) if any(tokens) else None

@@ -143,7 +143,7 @@ def retry_after_ms(headers: Mapping[str, str], now: datetime) -> int | None:
         wait = _date(headers.get("retry-after"), now)
     if wait is None:
         wait = _reset(headers, now)
-    return min(round(wait), RETRY_AFTER_MOST_MS) if wait is not None and wait >= 1 else None
+    return round(min(wait, RETRY_AFTER_MOST_MS)) if wait is not None and wait >= 1 else None
 
 
 def _number(text: str | None, unit: int) -> float | None:
@@ -157,7 +157,7 @@ def _date(text: str | None, now: datetime) -> float | None:
 
     try:
         until = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if until.tzinfo is None:
         until = until.replace(tzinfo=UTC)

@@ -16,7 +16,9 @@ import anyio
 import msgspec
 
 from rpcagent.errors import InvalidParams
+from rpcagent.models.assembly import TOKENS_MOST
 from rpcagent.runs.definition import Definition
+from rpcagent.runs.effects import DURATION_MOST_MS
 from rpcagent.runs.events import Trouble, Usage
 from rpcagent.runs.outcomes import AskedCall, Failed, Lost, ModelReply, NotDone
 from rpcagent.runs.ports import ModelRequest
@@ -24,6 +26,7 @@ from rpcagent.runs.state import Message
 
 SCRIPT_FILE_BYTES = 16 * 1024 * 1024
 DELAY_MOST_MS = 3_600_000
+COST_MOST_USD = 1e9
 
 _TOOL = r"\A[A-Za-z0-9_-]{1,40}\.[A-Za-z0-9_-]{1,60}\Z"
 _WORD = re.compile(r"\s*\S+|\s+")
@@ -166,10 +169,12 @@ def _check(turn: Turn, value: dict[str, Any], path: str) -> None:
             raise InvalidParams("a failure has a kind", path=f"{path}.fail.kind")
         if turn.fail.times is not None and turn.fail.times < 1:
             raise InvalidParams("a number of attempts is at least 1", path=f"{path}.fail.times")
-        if turn.fail.retry_after_ms is not None and turn.fail.retry_after_ms < 0:
-            raise InvalidParams("a wait is not negative", path=f"{path}.fail.retryAfterMs")
-    if turn.usage.input_tokens < 0 or turn.usage.output_tokens < 0 or turn.usage.cost_usd < 0:
-        raise InvalidParams("usage is not negative", path=f"{path}.usage")
+        if turn.fail.retry_after_ms is not None and not 0 <= turn.fail.retry_after_ms <= DURATION_MOST_MS:
+            raise InvalidParams(f"a wait is 0 to {DURATION_MOST_MS} ms", path=f"{path}.fail.retryAfterMs")
+    if not all(0 <= tokens <= TOKENS_MOST for tokens in (turn.usage.input_tokens, turn.usage.output_tokens)):
+        raise InvalidParams(f"a number of tokens is 0 to {TOKENS_MOST}", path=f"{path}.usage")
+    if not 0 <= turn.usage.cost_usd <= COST_MOST_USD:
+        raise InvalidParams(f"a cost is 0 to {COST_MOST_USD:.0f} dollars", path=f"{path}.usage.costUsd")
 
 
 def _builtin(definition: Definition, place: int) -> Turn:

@@ -211,7 +211,7 @@ class Http:
 
         try:
             until = parsedate_to_datetime(retry_after)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         if until.tzinfo is None:
             until = until.replace(tzinfo=UTC)

@@ -108,6 +108,7 @@ def test_other_choices_reasoning_and_odd_members_are_passed_over() -> None:
         ({"prompt_tokens": 3, "completion_tokens": 4}, Usage(input_tokens=3, output_tokens=4)),
         ({"prompt_tokens": 3, "completion_tokens": None}, Usage(input_tokens=3)),
         ({"prompt_tokens": -3, "completion_tokens": "4"}, Usage()),
+        ({"prompt_tokens": 2**63, "completion_tokens": 4}, Usage(input_tokens=10**12, output_tokens=4)),
         (None, Usage()),
         ([], Usage()),
     ],

@@ -77,6 +77,9 @@ async def test_an_unknown_provider_failed_and_is_refused_at_start_with_those_tha
     ("settings", "path"),
     [
         (ModelSettings(timeout_ms=0), "$.agent.model.timeoutMs"),
+        (ModelSettings(timeout_ms=10**17), "$.agent.model.timeoutMs"),
+        (ModelSettings(retry_for_ms=10**17), "$.agent.model.retryForMs"),
+        (ModelSettings(provider="openai", idle_timeout_ms=10**17), "$.agent.model.idleTimeoutMs"),
         (ModelSettings(script=({"text": "x"}, {"text": 1})), "$.agent.model.script[1].text"),
     ],
 )

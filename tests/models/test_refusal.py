@@ -25,6 +25,8 @@ NOW = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
         ({"retry-after": "-1"}, None),
         ({"retry-after": "soon"}, None),
         ({"retry-after": "99999999999"}, 86_400_000),
+        ({"retry-after": f"Mon, 06 May {'9' * 40} 07:08:19 GMT"}, None),
+        ({"x-ratelimit-reset": f"{'9' * 400}s", "x-ratelimit-remaining": "0"}, 86_400_000),
         ({"retry-after": "Mon, 06 May 2024 07:08:19 GMT"}, 10_000),
         ({"retry-after": "Mon, 06 May 2024 07:08:19"}, 10_000),
         ({"retry-after": "Mon, 06 May 2024 07:00:00 GMT"}, None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,27 @@ BROKEN = [
     ),
     ([{"text": "x", "delayMs": -1}], "$.model.script[0].delayMs", "a delay is 0 to 3600000 ms"),
     ([{"fail": {"kind": "k", "times": 0}}], "$.model.script[0].fail.times", "a number of attempts is at least 1"),
-    ([{"fail": {"kind": "k", "retryAfterMs": -1}}], "$.model.script[0].fail.retryAfterMs", "a wait is not negative"),
+    *(
+        (
+            [{"fail": {"kind": "k", "retryAfterMs": wait}}],
+            "$.model.script[0].fail.retryAfterMs",
+            "a wait is 0 to 315360000000 ms",
+        )
+        for wait in (-1, 10**17)
+    ),
     ([{"fail": {}}], "$.model.script[0].fail", "Object missing required field `kind`"),
-    ([{"text": "x", "usage": {"inputTokens": -1}}], "$.model.script[0].usage", "usage is not negative"),
+    *(
+        ([{"text": "x", "usage": usage}], "$.model.script[0].usage", "a number of tokens is 0 to 1000000000000")
+        for usage in ({"inputTokens": -1}, {"outputTokens": 10**18})
+    ),
+    *(
+        (
+            [{"text": "x", "usage": {"costUsd": cost}}],
+            "$.model.script[0].usage.costUsd",
+            "a cost is 0 to 1000000000 dollars",
+        )
+        for cost in (-0.01, 1e308, math.inf, math.nan)
+    ),
 ]
 
 

@@ -63,12 +63,14 @@ def test_text_that_is_no_key_is_refused_f041(key: str):
     }
 
 
-@pytest.mark.parametrize(("text", "ms"), [("250ms", 250), ("90s", 90_000), ("15m", 900_000), ("24h", 86_400_000)])
+@pytest.mark.parametrize(
+    ("text", "ms"), [("250ms", 250), ("90s", 90_000), ("15m", 900_000), ("24h", 86_400_000), ("3650d", 315_360_000_000)]
+)
 def test_a_duration_is_a_number_and_a_unit(text: str, ms: int):
     assert duration_ms(text, "$") == ms
 
 
-@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1.5h", "1 h", "1h\n", "1w"])
+@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1.5h", "1 h", "1h\n", "1w", "3651d", "3000000d", "999999999h"])
 def test_what_is_no_duration_is_refused_with_its_path(text: str):
     with pytest.raises(InvalidParams) as refused:
         duration_ms(text, "$.rules[0].expires")

@@ -234,6 +234,7 @@ async def test_only_a_definite_answer_ends_an_effect_and_everything_else_after_t
         ("429 Slow", "Mon, 06 May 2024 07:09:09 GMT", 60_000),
         ("429 Slow", "Mon, 06 May 2024 07:00:00 GMT", 0),
         ("429 Slow", "99999999999999999999", 86_400_000),
+        ("429 Slow", f"Mon, 06 May {'9' * 40} 07:09:09 GMT", None),
         ("429 Slow", "soon", None),
         ("429 Slow", None, None),
     ],

@@ -41,6 +41,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({**COMMAND, "env": {"A": "\0"}}, ".env.A", "this can be no variable of an environment"),
     ({**COMMAND, "env": {"A": 1}}, ".env[...]", "Expected `str`, got `int`"),
     ({**COMMAND, "timeoutS": 0}, ".timeoutS", "above 0, at most 3600"),
+    ({**COMMAND, "timeoutS": 1e300}, ".timeoutS", "above 0, at most 3600"),
     ({**COMMAND, "timeoutS": "1"}, ".timeoutS", "Expected `float`, got `str`"),
 ]
 TOOLS_REFUSED: list[tuple[Any, str, str]] = [
@@ -58,8 +59,11 @@ TOOLS_REFUSED: list[tuple[Any, str, str]] = [
     ({"effect": "reconcilable", "lookup": {**LOOKUP, "url": "x"}}, ".lookup", "Object contains unknown field `url`"),
     ({"effect": "read_only", "keyArgument": "id"}, ".keyArgument", "a tool that only reads gets no key"),
     ({"keyTtlMs": 5}, ".keyTtlMs", "only an idempotent tool has keyTtlMs"),
-    ({"effect": "idempotent", "keyTtlMs": 0}, ".keyTtlMs", "at least 1"),
-    ({"settleMs": -1}, ".settleMs", "not negative"),
+    ({"effect": "idempotent", "keyTtlMs": 0}, ".keyTtlMs", "1 to 315360000000"),
+    ({"effect": "idempotent", "keyTtlMs": 10**17}, ".keyTtlMs", "1 to 315360000000"),
+    ({"settleMs": -1}, ".settleMs", "0 to 315360000000"),
+    ({"settleMs": 10**17}, ".settleMs", "0 to 315360000000"),
+    ({"timeoutMs": 10**17}, ".timeoutMs", "1 to 3600000"),
     ({"timeoutMs": 0}, ".timeoutMs", "1 to 3600000"),
 ]
 
