@@ -56,7 +56,9 @@ def test_imports_point_down_and_the_core_is_pure():
 
 
 def test_files_are_short_enough_to_read():
-    long = {str(p.relative_to(ROOT)): n for p in PYTHON_FILES if (n := len(p.read_text().splitlines())) > FILE_LINES_MAX}
+    long = {
+        str(p.relative_to(ROOT)): n for p in PYTHON_FILES if (n := len(p.read_text().splitlines())) > FILE_LINES_MAX
+    }
     assert long == {}
 
 
