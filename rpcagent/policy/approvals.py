@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from rpcagent.ids import approval_id, digest_of
 from rpcagent.policy.budgets import Limit
 from rpcagent.runs.definition import Rule
 from rpcagent.runs.events import ApprovalKind, ApprovalRequested
+from rpcagent.runs.instants import after
 from rpcagent.runs.state import RunState, Step
 
 CHOICES: dict[ApprovalKind, tuple[str, ...]] = {
@@ -23,7 +24,7 @@ CHOICES: dict[ApprovalKind, tuple[str, ...]] = {
 
 def tool_call(state: RunState, step: Step, rule: Rule | None, now: datetime, ahead: int = 0) -> ApprovalRequested:
     """May this call run? `ahead`: how many questions are opened before it in the same commit."""
-    expires = None if rule is None or rule.expires_ms is None else now + timedelta(milliseconds=rule.expires_ms)
+    expires = None if rule is None or rule.expires_ms is None else after(now, rule.expires_ms)
     return _ask(state, "tool_call", _call(state, step), step.step_id, ahead, expires)
 
 

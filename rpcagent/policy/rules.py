@@ -10,7 +10,7 @@ import posixpath
 from fnmatch import fnmatchcase
 from typing import Any
 
-from rpcagent.runs.definition import Rule, Verdict
+from rpcagent.runs.definition import Definition, Rule, Verdict
 from rpcagent.runs.effects import ToolSpec
 
 _STRICT: dict[Verdict, int] = {"allow": 0, "ask": 1, "deny": 2}
@@ -68,3 +68,14 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else str(value)
+
+
+def hidden_paths(definition: Definition, present: dict[str, tuple[Rule, ...]]) -> tuple[str, ...]:
+    """The paths that `files` tools are denied whatever else they ask for, by the pinned rules and by today's."""
+    rules = definition.rules + present.get(definition.agent, ())
+    return tuple(
+        pattern
+        for rule in rules
+        if rule.do == "deny" and not rule.arguments and (rule.tool is None or rule.tool.startswith(("files.", "*")))
+        for pattern in rule.paths
+    )

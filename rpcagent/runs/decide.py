@@ -10,7 +10,8 @@ commit. What it returns to append must be durable before anything it returns to 
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from rpcagent.runs import events as ev
 from rpcagent.runs.context import context_after_turn
 from rpcagent.runs.definition import Rule
 from rpcagent.runs.fold import fold
+from rpcagent.runs.instants import after
 from rpcagent.runs.state import Approval, RunState, Step, question_of
 from rpcagent.runs.transitions import IllegalTransition
 
@@ -138,7 +140,7 @@ def decide(state: RunState, in_flight: InFlight, rules: Rules, now: datetime) ->
     if state.stopping is not None:
         if in_flight:
             return Decision()
-        return Decision(append=(ev.RunFailed(error=state.stopping),))
+        return Decision(append=(_failed(state, state.stopping),))
     if any(a.kind != "tool_call" for a in state.open_approvals()):
         return Decision(wake=_wake(state, now))  # in doubt or in question: only look-ups run
     return _next(state, in_flight, rules, now)
@@ -214,7 +216,7 @@ def _expire(state: RunState, now: datetime) -> tuple[ev.AnyEvent, ...]:
             return (expired, ev.StepDenied(step_id=approval.step_id, reason="expired", message=message))
         return (
             expired,
-            ev.RunFailed(error=ev.Trouble(kind="expired", message=f"the {approval.kind} question expired")),
+            _failed(state, ev.Trouble(kind="expired", message=f"the {approval.kind} question expired")),
         )
     return ()
 
@@ -241,6 +243,8 @@ def _unknowable(state: RunState, step: Step, now: datetime) -> bool:
     """Nothing that may be done without asking can settle this interrupted attempt."""
     if step.kind == "model_call" or step.effect == "read_only":
         return False
+    if step.effect == "reconcilable" and step.look_up == "absent":
+        return False  # known not to have happened
     if state.phase == "cancelling" or state.stopping is not None or step.effect == "at_most_once":
         return True
     if step.effect == "reconcilable":
@@ -248,14 +252,21 @@ def _unknowable(state: RunState, step: Step, now: datetime) -> bool:
     spec = state.definition.tool(step.name)
     if spec is None or spec.key_ttl_ms is None or step.first_started_at is None:
         return spec is None
-    return now >= step.first_started_at + timedelta(milliseconds=spec.key_ttl_ms)
+    return now >= after(step.first_started_at, spec.key_ttl_ms)
 
 
 def _cancel(state: RunState, in_flight: InFlight) -> Decision:
     if in_flight:
         return Decision()  # asked to stop; their outcomes, or their interruption, are reported within the grace time
-    unresolved = tuple(s.step_id for s in state.steps.values() if s.status == "unknown" and not s.abandoned)
-    return Decision(append=(ev.RunCancelled(unresolved=unresolved),))
+    return Decision(append=(ev.RunCancelled(unresolved=_unresolved(state)),))
+
+
+def _unresolved(state: RunState) -> tuple[str, ...]:
+    return tuple(s.step_id for s in state.steps.values() if s.status == "unknown" and not s.abandoned)
+
+
+def _failed(state: RunState, error: ev.Trouble) -> ev.RunFailed:
+    return ev.RunFailed(error=error, unresolved=_unresolved(state))
 
 
 def _look_ups(state: RunState, in_flight: InFlight, rules: Rules, now: datetime) -> tuple[Action, ...]:
@@ -289,7 +300,7 @@ def _next(state: RunState, in_flight: InFlight, rules: Rules, now: datetime) -> 
     if model is None or not model.settled:
         return _model_call(state, model, in_flight, rules, now)
     if model.status == "failed":
-        return Decision(append=(ev.RunFailed(error=model.error or ev.Trouble(kind="model")),))
+        return Decision(append=(_failed(state, model.error or ev.Trouble(kind="model")),))
     if events := _gates(state, rules, now):
         return Decision(append=events)
     if opened := state.open_steps():
@@ -297,7 +308,7 @@ def _next(state: RunState, in_flight: InFlight, rules: Rules, now: datetime) -> 
     if state.repairs > MOST_REPAIRS:
         told = state.problem or "every call that it asked for was one that cannot be run"
         message = f"{state.repairs} answers in a row could not be used. The last one: {told}"
-        return Decision(append=(ev.RunFailed(error=ev.Trouble(kind="bad_output", message=message)),))
+        return Decision(append=(_failed(state, ev.Trouble(kind="bad_output", message=message)),))
     if state.turn or state.problem:
         return _model_call(state, None, in_flight, rules, now)
     answer = state.messages[-1].content
@@ -306,58 +317,83 @@ def _next(state: RunState, in_flight: InFlight, rules: Rules, now: datetime) -> 
 
 def _gates(state: RunState, rules: Rules, now: datetime) -> tuple[ev.AnyEvent, ...]:
     """Policy for all open calls of one answer together: questions open side by side, whatever the order of execution."""
-    events: list[ev.AnyEvent] = []
+    refused: list[ev.AnyEvent] = []
+    asked: list[ev.AnyEvent] = []
     for step in state.open_steps():
         if step.problem and step.status == "not_started":
-            return (ev.StepDenied(step_id=step.step_id, reason="invalid", message=step.problem),)
+            refused.append(ev.StepDenied(step_id=step.step_id, reason="invalid", message=step.problem))
+            continue
         spec = state.spec_of(step)
-        if spec is None or step.status not in {"not_started", "waiting_approval"}:
+        if spec is None or not (step.status in {"not_started", "waiting_approval"} or _would_go_again(step)):
             continue
         approval = state.approval(step.approval_id) if step.approval_id else None
         if approval is not None and approval.status == "denied":
-            return (ev.StepDenied(step_id=step.step_id, reason="person", message=_words(approval)),)
+            refused.append(ev.StepDenied(step_id=step.step_id, reason="person", message=_words(approval)))
+            continue
         verdict, rule = policy.stricter(
             state.definition.rules, rules.present.get(state.definition.agent), spec, step.arguments, state.workspace
         )
         if verdict == "deny":
-            return _deny(step, approval)
-        if verdict == "ask" and step.approval_id is None:
-            events.append(approvals.tool_call(state, step, rule, now, ahead=len(events)))
-    return tuple(events)
+            refused += _deny(state, step, approval)
+        elif verdict == "ask" and step.approval_id is None and step.status == "not_started":
+            asked.append(approvals.tool_call(state, step, rule, now, ahead=len(asked)))
+    return tuple(refused) or tuple(asked)
+
+
+def _would_go_again(step: Step) -> bool:
+    """Interrupted, and sent again without a person: what policy says today counts for that, too."""
+    if step.status != "started" or not step.interrupted:
+        return False
+    return step.effect in {"read_only", "idempotent"} or step.look_up == "absent"
 
 
 def _words(approval: Approval) -> str:
     return "a person denied it" + (f": {approval.comment}" if approval.comment else "")
 
 
-def _deny(step: Step, approval: Approval | None) -> tuple[ev.AnyEvent, ...]:
-    denied = ev.StepDenied(step_id=step.step_id, reason="policy", message="policy denies this call")
+_DENIED = "policy denies this call"
+
+
+def _deny(state: RunState, step: Step, approval: Approval | None) -> tuple[ev.AnyEvent, ...]:
+    """It does not run, or not again. Where an earlier attempt may have acted, whether it did is asked."""
+    if step.doubt:
+        return (
+            ev.StepUnknown(
+                step_id=step.step_id, attempt=step.attempt, error=ev.Trouble(kind="policy", message=_DENIED)
+            ),
+            approvals.unknown_outcome(state, step),
+        )
+    if step.status == "started":
+        error = ev.Trouble(kind="policy", message=_DENIED)
+        return (ev.StepFailed(step_id=step.step_id, attempt=step.attempt, error=error),)
+    denied = ev.StepDenied(step_id=step.step_id, reason="policy", message=_DENIED)
     if approval is None or approval.status not in {"open", "allowed"}:
         return (denied,)
-    return (ev.ApprovalVoided(approval_id=approval.approval_id, reason="policy denies this call"), denied)
+    return (ev.ApprovalVoided(approval_id=approval.approval_id, reason=_DENIED), denied)
 
 
 def _calls(state: RunState, opened: list[Step], in_flight: InFlight, rules: Rules, now: datetime) -> Decision:
     """Calls run in the order given. A maximal run of neighbouring reads may go side by side; an effect goes alone, when
     all earlier calls are settled, and later ones wait for it."""
-    first = opened[0]
-    side_by_side = [first]
-    if first.effect == "read_only" and state.drive == "auto":
-        for step in opened[1:]:
-            if step.effect != "read_only" or not _neighbours(state, side_by_side[-1], step):
-                break
-            side_by_side.append(step)
     room = rules.reads_at_once - len(in_flight)
-    for step in side_by_side:
+    for step in _side_by_side(state, opened[0]):
         if room > 0 and (step.step_id, step.attempt) not in in_flight and _can_start(state, step, now):
             return _start_call(state, step, in_flight, rules, now)
     return Decision(wake=_wake(state, now))
 
 
-def _neighbours(state: RunState, one: Step, other: Step) -> bool:
-    """No effect stands between them, settled ones included: they are settled, so order is kept either way."""
-    between = state.turn[state.turn.index(one.step_id) + 1 : state.turn.index(other.step_id)]
-    return all(state.steps[i].effect == "read_only" for i in between)
+def _side_by_side(state: RunState, first: Step) -> Iterator[Step]:
+    """The first open call, and in auto drive the open reads after it up to the next effect, settled effects included: so
+    order is kept."""
+    yield first
+    if first.effect != "read_only" or state.drive != "auto":
+        return
+    for ident in state.turn[state.turn.index(first.step_id) + 1 :]:
+        step = state.steps[ident]
+        if step.effect != "read_only":
+            return
+        if not step.settled:
+            yield step
 
 
 def _can_start(state: RunState, step: Step, now: datetime) -> bool:
@@ -387,7 +423,7 @@ def _trouble(state: RunState, step: Step) -> bool:
         step.status in {"not_started", "started"}
         and step.waiting_since is not None
         and step.started_at is not None
-        and step.started_at >= step.waiting_since + timedelta(milliseconds=state.definition.model.retry_for_ms)
+        and step.started_at >= after(step.waiting_since, state.definition.model.retry_for_ms)
     )
 
 

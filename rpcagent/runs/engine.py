@@ -19,6 +19,7 @@ import anyio.lowlevel
 import msgspec
 
 from rpcagent import errors
+from rpcagent.policy.rules import hidden_paths
 from rpcagent.runs import events as ev
 from rpcagent.runs.decide import Action, LookUpAction, ModelAction, Rules, advance
 from rpcagent.runs.fold import fold
@@ -301,6 +302,7 @@ class Actor:
             arguments=step.arguments,
             key=step.key or "",
             workspace=state.workspace,
+            hidden=hidden_paths(state.definition, self._host.rules.present),
         )
         if isinstance(action, LookUpAction):
             return await self._host.tools.look_up(call)

@@ -270,7 +270,10 @@ class RunCompleted(Event, frozen=True, kw_only=True):
 
 
 class RunFailed(Event, frozen=True, kw_only=True):
+    """`unresolved`: as in RunCancelled."""
+
     error: Trouble
+    unresolved: tuple[str, ...] = ()
 
 
 AnyEvent = (

@@ -263,7 +263,7 @@ def _attempt_interrupted(state: RunState, event: ev.AttemptInterrupted, at: date
         raise IllegalTransition(f"{state.run_id}: {event.step_id} was interrupted twice")
     since = at if before is None or before.waiting_since is None else before.waiting_since
     step = _move(state, event.step_id, event, interrupted=True, retry_at=event.retry_at, waiting_since=since)
-    step = replace(step, doubt=step.kind == "tool_call" and step.effect != "read_only")
+    step = replace(step, doubt=step.kind == "tool_call" and step.effect != "read_only", interrupted_at=at, looks=0)
     spent = state.spent if event.reason == "restart" else _closing(before or step, state.spent, at)
     spent = replace(spent, estimated_tokens=spent.estimated_tokens + step.reserved_tokens)
     return _with(state, step, spent=spent)
@@ -278,7 +278,7 @@ def _looked_up(state: RunState, event: ev.LookedUp, at: datetime) -> RunState:
             step, status="completed", result=event.result, source="look_up", ended_at=at, look_up="", interrupted=False
         )
     else:
-        step = replace(step, look_up=event.answer, doubt=event.answer != "absent")
+        step = replace(step, look_up=event.answer, doubt=event.answer != "absent", looks=step.looks + 1)
     return _with(state, step)
 
 
@@ -364,6 +364,7 @@ def _outcome_told(state: RunState, approval: Approval, event: ev.ApprovalDecided
     if step is None or step.status != "unknown":
         raise IllegalTransition(f"{state.run_id}: {approval.step_id} has no unknown outcome")
     told: dict[str, Any] = {"interrupted": False, "doubt": False, "error": None}
+    told |= {"retry_at": None, "waiting_since": None, "asking": False}
     if event.decision == "happened":
         step = replace(step, status="completed", source="person", result=event.result, ended_at=at, **told)
     elif event.decision == "did_not_happen" and state.phase == "active":
@@ -459,7 +460,8 @@ def _run_completed(state: RunState, event: ev.RunCompleted, _at: datetime) -> Ru
 
 
 def _run_failed(state: RunState, event: ev.RunFailed, at: datetime) -> RunState:
-    return replace(_withdraw(state, keep=""), phase="failed", steps=_ended_steps(state, at), error=event.error)
+    state = replace(_withdraw(state), steps=_ended_steps(state, at))
+    return replace(state, phase="failed", error=event.error, unresolved=event.unresolved)
 
 
 _APPLY: Final = cast(

@@ -6,7 +6,7 @@ longer open is evidence and changes nothing. Does not know: what is done next; t
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -16,11 +16,16 @@ from rpcagent.ids import hash26, step_id
 from rpcagent.policy import approvals
 from rpcagent.runs import events as ev
 from rpcagent.runs.effects import LookUpAnswer
+from rpcagent.runs.instants import after
 from rpcagent.runs.state import RunState, Step
 
+MOST_COUNTED = 1_000_000_000
 BACKOFF_FIRST_MS = 1_000
 BACKOFF_MOST_MS = 60_000
 LOOK_UP_AGAIN_MS = 2_000
+LOOK_UP_MOST_MS = 300_000
+MOST_CALLS = 128
+"""Calls in one answer. More are a mistake of the model's, and none of them is made."""
 
 
 class AskedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,14 +114,14 @@ def events_of(state: RunState, report: Report, now: datetime) -> list[ev.AnyEven
             return [ev.StepFailed(**where, error=error)]
         case NotDone(error=error, ask=True):
             return [ev.AttemptFailed(**where, error=error, retry_at=now, wait_ms=0, ask=True)]
-        case NotDone(error=error, retry_after_ms=after):
-            wait_ms = max(backoff_ms(report.step_id, report.attempt), after or 0)
-            retry_at = now + timedelta(milliseconds=wait_ms)
+        case NotDone(error=error, retry_after_ms=asked):
+            wait_ms = max(backoff_ms(report.step_id, report.attempt), asked or 0)
+            retry_at = after(now, wait_ms)
             return [ev.AttemptFailed(**where, error=error, retry_at=retry_at, wait_ms=wait_ms)]
         case Lost(reason="cancelled"):
             return [ev.AttemptInterrupted(**where, reason="cancelled")]
         case Lost(reason=reason):
-            retry_at = now + timedelta(milliseconds=backoff_ms(report.step_id, report.attempt))
+            retry_at = after(now, backoff_ms(report.step_id, report.attempt))
             return [ev.AttemptInterrupted(**where, reason=reason, retry_at=retry_at)]
         case LookUp() as look_up:
             return [_looked_up(state, step, look_up, where, now)]
@@ -147,6 +152,9 @@ def _evidence(report: Report) -> list[ev.AnyEvent]:
 
 
 def _answered(state: RunState, reply: ModelReply, where: dict[str, Any]) -> ev.ModelAnswered:
+    if len(reply.calls) > MOST_CALLS:
+        problem = f"it asked for {len(reply.calls)} calls at once; at most {MOST_CALLS} are made"
+        reply = replace(reply, calls=(), problem=problem)
     calls = tuple(
         ev.ToolCall(
             step_id=step_id(state.run_id, state.step_count + 1 + place),
@@ -161,10 +169,17 @@ def _answered(state: RunState, reply: ModelReply, where: dict[str, Any]) -> ev.M
         **where,
         text=reply.text,
         calls=calls,
-        usage=reply.usage,
+        usage=_counted(reply.usage),
         stop=reply.stop,
         problem="" if calls else reply.problem,
     )
+
+
+def _counted(usage: ev.Usage) -> ev.Usage:
+    """What a provider says it used, as far as it can be true: no sum of such numbers is ever beyond a number."""
+    cost = usage.cost_usd if 0 <= usage.cost_usd <= MOST_COUNTED else 0.0
+    tokens = (max(0, min(n, MOST_COUNTED)) for n in (usage.input_tokens, usage.output_tokens))
+    return ev.Usage(input_tokens=next(tokens), output_tokens=next(tokens), cost_usd=cost)
 
 
 def _problem(state: RunState, tool: str) -> str:
@@ -175,13 +190,14 @@ def _problem(state: RunState, tool: str) -> str:
 
 
 def _looked_up(state: RunState, step: Step, look_up: LookUp, where: dict[str, Any], now: datetime) -> ev.LookedUp:
-    """`absent` counts only when the effect can no longer arrive: until `settle_ms` after the attempt it is `pending`."""
+    """`absent` counts only when the effect can no longer arrive: until `settle_ms` after the end of the attempt, which is
+    the last moment at which it may have been sent, it is `pending`."""
     answer = look_up.answer
     retry_at = None
     spec = state.definition.tool(step.name)
-    settled_at = (step.started_at or now) + timedelta(milliseconds=spec.settle_ms if spec else 0)
+    settled_at = after(step.interrupted_at or now, spec.settle_ms if spec else 0)
     if answer == "absent" and now < settled_at:
         answer, retry_at = "pending", settled_at
     elif answer == "pending":
-        retry_at = now + timedelta(milliseconds=LOOK_UP_AGAIN_MS)
+        retry_at = after(now, min(LOOK_UP_AGAIN_MS * 2 ** min(step.looks, 16), LOOK_UP_MOST_MS))
     return ev.LookedUp(**where, answer=answer, result=look_up.result, retry_at=retry_at)

@@ -68,7 +68,10 @@ class Model(Protocol):
 
 
 class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of one tool call, or the question what became of it. `key` is the same for all attempts of the step."""
+    """One attempt of one tool call, or the question what became of it. `key` is the same for all attempts of the step.
+
+    `hidden`: patterns of paths that policy denies to `files` tools, so that none of them is shown by listing or searching.
+    """
 
     run_id: str
     step_id: str
@@ -77,6 +80,7 @@ class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, Any]
     key: str
     workspace: str | None
+    hidden: tuple[str, ...] = ()
 
 
 class Tools(Protocol):

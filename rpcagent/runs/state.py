@@ -47,6 +47,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     request_hash: str | None = None
     interrupted: bool = False
     doubt: bool = False
+    interrupted_at: datetime | None = None
+    looks: int = 0
     abandoned: bool = False
     look_up: Literal["", "absent", "pending", "unsure"] = ""
     retry_at: datetime | None = None

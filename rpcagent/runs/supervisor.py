@@ -24,7 +24,6 @@ from rpcagent.runs.engine import Actor, Start, Wake
 from rpcagent.runs.fold import apply
 from rpcagent.runs.ports import Clock, Journal, Model, Tools
 from rpcagent.runs.requests import Ask, Receipt, check_fingerprint
-from rpcagent.runs.transitions import IllegalTransition
 from rpcagent.runs.view import needs_attention, run_status
 
 MOST_SLEEP_S = 30.0
@@ -92,7 +91,7 @@ class Supervisor:
         try:
             commit = ev.decode(body)
             actor.state = apply(actor.state, commit, run_id)
-        except (msgspec.MsgspecError, IllegalTransition) as error:
+        except Exception as error:  # noqa: BLE001 - whatever stands in one run's records, all others open
             self._keep_as_it_is(actor, error)
             return
         actor.commits.append(commit)
@@ -123,7 +122,7 @@ class Supervisor:
                     continue
                 try:
                     events = open_pass(actor.state, self.rules, now)
-                except IllegalTransition as error:
+                except Exception as error:  # noqa: BLE001
                     self._keep_as_it_is(actor, error)
                     continue
                 if events:

@@ -17,7 +17,7 @@ class IllegalTransition(Exception):
 
 
 # Which events a run may see, by phase. `step` requests may settle after the end, and an unresolved outcome of a cancelled
-# run may still be answered, as evidence.
+# or failed run may still be answered, as evidence.
 _LIVE: Final = frozenset({"active", "cancelling"})
 _ACTIVE: Final = frozenset({"active"})
 _ANY: Final = frozenset({"active", "cancelling", "completed", "failed", "cancelled"})
@@ -36,7 +36,7 @@ RUN_TABLE: Final[dict[type[ev.Event], frozenset[str]]] = {
     ev.StepDenied: _LIVE,
     ev.LateOutcome: _ANY,
     ev.ApprovalRequested: _LIVE,
-    ev.ApprovalDecided: frozenset({"active", "cancelling", "cancelled"}),
+    ev.ApprovalDecided: frozenset({"active", "cancelling", "cancelled", "failed"}),
     ev.ApprovalExpired: _LIVE,
     ev.ApprovalVoided: _LIVE,
     ev.RunReopened: _LIVE,

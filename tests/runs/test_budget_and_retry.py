@@ -301,3 +301,18 @@ def test_a_model_that_asks_for_the_same_again_and_again_is_stopped_by_a_question
     assert question(story).subject["limit"] == "repeats"
     story.answer("extend", extend={"repeats": 2})
     assert story.status == "running"
+
+
+def test_an_answer_with_more_calls_than_can_be_meant_is_not_acted_on():
+    story = Story()
+    story.report(1, ModelReply(calls=tuple(AskedCall(tool="t.read", arguments={"n": n}) for n in range(129))))
+    assert (story.doing(), story.state.turn, story.state.repairs) == ([2], (), 1)
+    assert story.state.messages[-1].content == (
+        "Your last answer could not be used: it asked for 129 calls at once; at most 128 are made"
+    )
+
+
+def test_a_cost_that_cannot_be_true_is_not_counted():
+    story = Story()
+    story.report(1, ModelReply(text="end", usage=ev.Usage(input_tokens=10**12, cost_usd=1e308)))
+    assert (story.state.spent.tokens, story.state.spent.cost_usd) == (10**9, 0.0)

@@ -135,3 +135,16 @@ def test_a_manual_run_is_cancelled_at_once_when_nothing_is_performed():
     story = Story(drive="manual")
     story.asked("c", CancelCommand(reason="enough"))
     assert (story.status, story.state.cancel_reason) == ("cancelled", "enough")
+
+
+def test_after_did_not_happen_a_manual_run_is_ready_for_the_next_step():
+    story = Story(drive="manual")
+    story.asked("s1", StepCommand())
+    story.says(1, "t.pay")
+    story.asked("s2", StepCommand())
+    story.lost(2)
+    assert (story.status, story.step(2).status) == ("waiting", "unknown")
+    story.answer("did_not_happen")
+    assert (story.status, story.step(2).retry_at) == ("ready", None)
+    story.asked("s3", StepCommand())
+    assert story.doing() == [2]

@@ -5,16 +5,17 @@ S0-31, S4-49, F075, and T5 of the order of calls.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import product
 from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
 from rpcagent.runs import events as ev
-from rpcagent.runs.decide import Action, LookUpAction, ToolAction, open_pass
-from rpcagent.runs.definition import Rule
+from rpcagent.runs.decide import Action, LookUpAction, ModelAction, ToolAction, open_pass
+from rpcagent.runs.definition import Budget, Rule
 from rpcagent.runs.effects import EffectClass, LookUpAnswer
-from rpcagent.runs.outcomes import Failed, Lost, backoff_ms
+from rpcagent.runs.outcomes import Failed, Lost, NotDone, backoff_ms
 from rpcagent.runs.requests import CancelCommand
 
 from .story import NAMES, TOOLS, Story, definition, sid
@@ -126,7 +127,7 @@ def test_nothing_found_before_it_could_have_arrived_is_not_yet_absent():
     story.go()
     assert story.looked_up(2, "absent") == []
     assert story.step(2).look_up == "pending"
-    assert story.later(19) == []
+    assert story.later(29) == []  # counted from the end of the attempt: until then it may have been sent
     assert story.later(1) == [LOOK_UP]
     assert story.looked_up(2, "absent") == [AGAIN]
 
@@ -256,3 +257,80 @@ def test_an_ended_run_owes_nothing_at_an_opening():
     story = in_flight("at_most_once")
     for phase in ("completed", "failed", "cancelled"):
         assert open_pass(replace(story.state, phase=phase), story.rules, story.now) == ()
+
+
+def test_the_time_to_settle_counts_from_the_end_of_a_long_attempt():
+    story = in_flight("reconcilable", settle_ms=3_000)
+    story.now += timedelta(seconds=2.5)
+    story.lost(2)
+    assert story.later(1) == [LOOK_UP]
+    assert story.looked_up(2, "absent") == []
+    assert story.step(2).look_up == "pending"
+    assert story.later(2) == [LOOK_UP]
+
+
+def test_what_stays_pending_is_asked_about_less_and_less_often():
+    story = in_flight("reconcilable")
+    story.restart()
+    story.go()
+    waits = []
+    for _ in range(12):
+        story.looked_up(2, "pending")
+        assert story.wake is not None
+        waits.append((story.wake - story.now).total_seconds())
+        story.now = story.wake
+        story.go()
+    assert waits == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300, 300]
+
+
+@pytest.mark.parametrize("effect", ["read_only", "idempotent", "reconcilable"])
+def test_what_present_policy_denies_is_not_sent_again(effect: EffectClass):
+    story = in_flight(effect)
+    story.restart(present={"a": (Rule(do="deny", tool=NAMES[effect]),)})
+    story.go()
+    if effect == "reconcilable":
+        assert story.looked_up(2, "absent") == [ModelAction(sid(3), 1)]
+    if effect == "idempotent":  # it may have happened: that is asked
+        assert unknown(story)
+        story.answer("did_not_happen")
+        assert (story.step(2).status, story.doing()) == ("denied", [3])
+    else:
+        assert (story.step(2).status, story.doing()) == ("failed", [3])
+        assert story.step(2).error == ev.Trouble(kind="policy", message="policy denies this call")
+
+
+@pytest.mark.parametrize("ends", ["cancel", "stop"])
+def test_what_a_look_up_proved_absent_is_not_unknown_when_the_run_ends(ends: str):
+    made = definition(budget=Budget(attempts=2))
+    story = Story(made)
+    story.says(1, NAMES["reconcilable"])
+    story.restart()
+    story.go()
+    assert story.looked_up(2, "absent") == []  # the budget holds the next attempt up
+    if ends == "cancel":
+        story.asked("c", CancelCommand())
+    else:
+        story.answer("stop")
+    assert (story.step(2).status, story.state.unresolved, story.opened()) == ("withdrawn", (), [])
+
+
+def test_an_unknown_outcome_of_a_run_that_was_stopped_can_still_be_told():
+    story = in_flight("idempotent")
+    story.restart()
+    story.go()
+    story.report(2, NotDone(error=ev.Trouble(kind="gone"), ask=True))
+    story.answer("stop")
+    assert (story.status, story.step(2).status, story.state.unresolved) == ("failed", "unknown", (sid(2),))
+    story.answer("happened")
+    assert (story.status, story.step(2).status, story.state.unresolved) == ("failed", "completed", ())
+
+
+def test_no_duration_in_a_record_is_too_long():
+    story = in_flight("idempotent", key_ttl_ms=10**17)
+    story.restart(5)
+    assert story.go() == [AGAIN]
+    story.not_done(2, after_ms=10**17)
+    assert story.step(2).retry_at == story.now + timedelta(days=3650)
+    asked = Story(definition(rules=(Rule(do="ask", expires_ms=10**17),)))
+    asked.says(1, NAMES["at_most_once"])
+    assert asked.opened()[0].expires_at == asked.now + timedelta(days=3650)
