@@ -31,6 +31,7 @@ CUT_CALL = (
     "The call was cut off by the limit on the answer's length and was not run. Call again with shorter arguments, or in "
     "smaller parts."
 )
+TOO_DEEP = f"The arguments are nested more than {DEPTH_MOST} deep, and the call was not run."
 FILTERED = "The provider's content filter stopped the answer. Answer in another way."
 
 
@@ -214,14 +215,13 @@ def read_arguments(text: str) -> tuple[dict[str, Any], str]:
         )
     if not isinstance(value, dict):
         return {}, f"The arguments must be a JSON object, not {_kind(value)}; the call was not run."
-    if _depth_above(value, DEPTH_MOST):
-        return {}, f"The arguments are nested more than {DEPTH_MOST} deep, and the call was not run."
-    return value, ""
+    return ({}, TOO_DEEP) if too_deep(value) else (value, "")
 
 
-def _depth_above(value: Any, most: int) -> bool:
+def too_deep(value: Any) -> bool:
+    """Whether objects and lists stand in one another more than DEPTH_MOST deep."""
     layer = [value]
-    for _ in range(most):
+    for _ in range(DEPTH_MOST):
         layer = [
             inner
             for outer in layer

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from rpcagent.errors import InvalidParams
-from rpcagent.models.assembly import TOKENS_MOST
+from rpcagent.models.assembly import TOKENS_MOST, TOO_DEEP, too_deep
 from rpcagent.runs.definition import Definition
 from rpcagent.runs.effects import DURATION_MOST_MS
 from rpcagent.runs.events import Trouble, Usage
@@ -192,14 +192,18 @@ def _said(turn: Turn, place: int, emit: Callable[[str], None]) -> ModelReply:
 
 def _asked(call: _Call, derived_id: str) -> AskedCall:
     provider_id = call.id or derived_id
-    if isinstance(call.arguments, dict):
-        return AskedCall(tool=call.tool, arguments=call.arguments, provider_id=provider_id)
-    try:
-        arguments = msgspec.json.decode(call.arguments, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
-        problem = "The arguments are not a JSON object."
-        return AskedCall(tool=call.tool, arguments={}, provider_id=provider_id, problem=problem)
-    return AskedCall(tool=call.tool, arguments=arguments, provider_id=provider_id)
+    arguments, problem = _arguments(call.arguments)
+    return AskedCall(tool=call.tool, arguments=arguments, provider_id=provider_id, problem=problem)
+
+
+def _arguments(said: dict[str, Any] | str) -> tuple[dict[str, Any], str]:
+    """The arguments, and what is wrong with them; never both."""
+    if isinstance(said, str):
+        try:
+            said = msgspec.json.decode(said, type=dict[str, Any])
+        except (msgspec.MsgspecError, RecursionError):
+            return {}, "The arguments are not a JSON object."
+    return ({}, TOO_DEEP) if too_deep(said) else (said, "")
 
 
 def _as_told(fail: _Fail) -> Failed | NotDone:

@@ -118,6 +118,22 @@ async def test_f053_arguments_that_are_no_json_object_are_a_problem_of_the_call_
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("as_text", [True, False])
+async def test_f053_arguments_that_are_nested_too_deeply_are_a_problem_of_the_call(as_text: bool) -> None:
+    def nested(depth: int) -> str:
+        return '{"a":' * depth + "1" + "}" * depth
+
+    texts = [nested(100), nested(101)]
+    calls = [{"tool": "a.b", "arguments": text if as_text else json.loads(text)} for text in texts]
+    reply, _ = await answered(asked({"calls": calls}))
+    assert isinstance(reply, ModelReply)
+    assert [(call.arguments, call.problem) for call in reply.calls] == [
+        (json.loads(texts[0]), ""),
+        ({}, "The arguments are nested more than 100 deep, and the call was not run."),
+    ]
+
+
+@pytest.mark.anyio
 async def test_a_delayed_turn_is_cancelled_at_once() -> None:
     with anyio.move_on_after(0) as scope:
         await answered(asked({"text": "late", "delayMs": 3_600_000}))
