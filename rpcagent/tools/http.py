@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from rpcagent.errors import InvalidParams
+from rpcagent.runs.effects import EffectClass
 from rpcagent.runs.events import Trouble
 from rpcagent.runs.outcomes import Failed, Lost, NotDone, ToolReply
 from rpcagent.runs.ports import ToolRequest
@@ -97,7 +98,7 @@ class Http:
         response = await self._send(call.method, url, headers, body, request)
         if not isinstance(response, _Response):
             return response
-        return self._outcome(response, secrets, effect=effect)
+        return self._outcome(response, secrets, request.spec.effect)
 
     async def ask(self, request: ToolRequest) -> Answer | None:
         """Sends the look-up of an earlier attempt. None: no answer to judge by."""
@@ -178,11 +179,13 @@ class Http:
         return secrets
 
     def _outcome(
-        self, response: _Response, secrets: dict[str, str], *, effect: bool
+        self, response: _Response, secrets: dict[str, str], contract: EffectClass
     ) -> ToolReply | Failed | NotDone | Lost:
-        status = response.status
+        status, effect = response.status, contract != "read_only"
         retry_after = response.headers.get("retry-after")
-        if status == 429 or (status == 503 and retry_after is not None):
+        # A 429 refused the request. A 503 may be a gateway's, after what stands behind it acted: nothing is sent again on
+        # its word alone.
+        if status == 429 or (status == 503 and retry_after is not None and contract != "at_most_once"):
             trouble = Trouble(kind="busy", message=f"HTTP {status}: not now.")
             return NotDone(error=trouble, retry_after_ms=self._wait_ms(retry_after))
         if status >= 500:

@@ -179,12 +179,15 @@ async def test_no_proxy_of_the_environment_is_used(registry: Registry, monkeypat
 
 async def both(registry: Registry, answer: Any) -> list[Any]:
     """The outcomes of an effect and of a read, each asked exactly once."""
-    outcomes = []
-    for effect in ("at_most_once", "read_only"):
-        async with raw_server(answer) as (url, received):
-            outcomes.append(await registry.call(request_for(inline(http={"url": url}, effect=effect), {})))
-        assert len(received) == 1
-    return outcomes
+    return [await answered(registry, answer, effect) for effect in ("at_most_once", "read_only")]
+
+
+async def answered(registry: Registry, answer: Any, effect: str) -> Any:
+    more = {"lookup": {"url": "http://127.0.0.1:1/", "found": "done"}} if effect == "reconcilable" else {}
+    async with raw_server(answer) as (url, received):
+        outcome = await registry.call(request_for(inline(http={"url": url}, effect=effect, **more), {}))
+    assert len(received) == 1
+    return outcome
 
 
 def failed(kind: str, message: str) -> Failed:
@@ -229,7 +232,6 @@ async def test_only_a_definite_answer_ends_an_effect_and_everything_else_after_t
 @pytest.mark.parametrize(
     ("status", "retry_after", "wait_ms"),
     [
-        ("503 Busy", "2", 2_000),
         ("429 Slow", "2", 2_000),
         ("429 Slow", "Mon, 06 May 2024 07:09:09 GMT", 60_000),
         ("429 Slow", "Mon, 06 May 2024 07:00:00 GMT", 0),
@@ -246,6 +248,17 @@ async def test_f057_not_now_is_not_done_and_waits_as_long_as_the_server_asks(
     error = Trouble(kind="busy", message=f"HTTP {status[:3]}: not now.")
     outcome = NotDone(error=error, retry_after_ms=wait_ms)
     assert await both(registry, response(status, b"{}", **headers)) == [outcome, outcome]
+
+
+@pytest.mark.parametrize(
+    ("effect", "lost"), [("read_only", False), ("idempotent", False), ("reconcilable", False), ("at_most_once", True)]
+)
+async def test_a_503_that_asks_to_wait_is_no_proof_that_an_at_most_once_effect_did_not_happen(
+    registry: Registry, effect: str, lost: bool
+) -> None:
+    busy = NotDone(error=Trouble(kind="busy", message="HTTP 503: not now."), retry_after_ms=2_000)
+    answer = response("503 Busy", b"{}", Retry_After="2")
+    assert await answered(registry, answer, effect) == (LOST if lost else busy)
 
 
 async def test_what_fails_before_a_connection_stands_did_nothing(registry: Registry) -> None:
