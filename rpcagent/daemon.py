@@ -49,6 +49,7 @@ GRACE_MS = 5_000
 LOCK_RETRY_S = 1.0
 MAX_IN_FLIGHT = 1_024
 MAX_BATCH = 100
+MAX_BATCH_BYTES = 16 << 20
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +249,7 @@ class Daemon:
                 "maxFrameBytes": FRAME_BYTES_MAX,
                 "maxInFlight": MAX_IN_FLIGHT,
                 "maxBatch": MAX_BATCH,
+                "maxBatchBytes": MAX_BATCH_BYTES,
                 "maxWaitMs": wire.MOST_WAIT_MS,
                 "graceMs": GRACE_MS,
             },
@@ -258,7 +260,7 @@ class Daemon:
             },
         )
         dispatcher = Dispatcher(METHODS, on_incident=self._log.incident, max_batch=MAX_BATCH)
-        return Session(dispatcher, context, self._wire.send, self._spawn, max_in_flight=MAX_IN_FLIGHT)
+        return self._session_on(dispatcher, context)
 
     def _without_store(self) -> Session:
         """Answers every call with what is wrong with the store; the peer may go on asking."""
@@ -272,7 +274,18 @@ class Daemon:
         methods = {name: refusing(method) for name, method in METHODS.items()}
         methods["shutdown"] = Method(wire.ShutdownParams, self._shut_down_without_store, mutating=False, inline=True)
         dispatcher = Dispatcher(methods, on_incident=self._log.incident, max_batch=MAX_BATCH)
-        return Session(dispatcher, None, self._wire.send, self._spawn, max_in_flight=MAX_IN_FLIGHT)
+        return self._session_on(dispatcher, None)
+
+    def _session_on(self, dispatcher: Dispatcher, context: Context | None) -> Session:
+        return Session(
+            dispatcher,
+            context,
+            self._wire.send,
+            self._spawn,
+            room=self._wire.room,
+            max_in_flight=MAX_IN_FLIGHT,
+            max_batch_bytes=MAX_BATCH_BYTES,
+        )
 
     async def _shut_down_without_store(self, _context: Any, params: wire.ShutdownParams) -> dict[str, Any]:
         self._shutdown(params.grace_ms)

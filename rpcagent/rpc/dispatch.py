@@ -104,18 +104,18 @@ class Dispatcher:
         self._names = sorted(self.methods)
         self._entries = {name: self._entry(name, method) for name, method in self.methods.items()}
 
-    async def answer(self, context: Any, call: Call) -> bytes | None:
-        """Execute one call; its encoded answer, or None for a notification. Raises nothing but cancellation."""
+    async def answer(self, context: Any, call: Call) -> Ok | Fail | None:
+        """Execute one call; its answer for `encode`, or None for a notification. Raises nothing but cancellation."""
         result: Any
         _, result = await dispatch_request(self._entries, context, Request(call.method, [call.params], call.id))
         if call.id is UNSET:
             return None
         if isinstance(result, _Right):
-            return self.encode(Ok(call.id, result._value.result), call.method)  # noqa: SLF001  there is no other way
+            return Ok(call.id, result._value.result)  # noqa: SLF001  there is no other way
         if call.method not in self._entries:
-            return self.encode(jsonrpc.fail(call.id, self._method_not_found(call.method)), call.method)
+            return jsonrpc.fail(call.id, self._method_not_found(call.method))
         error = result._error  # noqa: SLF001
-        return self.encode(Fail(call.id, jsonrpc.ErrorObject(error.code, error.message, error.data)), call.method)
+        return Fail(call.id, jsonrpc.ErrorObject(error.code, error.message, error.data))
 
     def encode(self, answer: Ok | Fail, method: str) -> bytes:
         """Like `jsonrpc.encode`; what JSON cannot hold becomes an incident, for this id only."""
@@ -202,6 +202,9 @@ class Session:
 
     `spawn` starts a coroutine as a task (it must take its first step no later than the next turn of the loop).
     `max_in_flight` bounds the tasks; a batch is one. `context` is handed to every handler.
+
+    Memory is bounded while the peer does not read: `room` returns when one more answer may be sent, and nothing is encoded
+    before. Of batches, which are answered as a whole, `max_batch_bytes` are held, all together.
     """
 
     def __init__(
@@ -211,11 +214,16 @@ class Session:
         send: Callable[[bytes], None],
         spawn: Callable[[Coroutine[Any, Any, None]], Any],
         *,
+        room: Callable[[], Awaitable[None]] | None = None,
         max_in_flight: int = 1024,
+        max_batch_bytes: int = 16 << 20,
     ) -> None:
         self._dispatcher, self._context, self._send, self._spawn = dispatcher, context, send, spawn
         self._methods = dispatcher.methods
+        self._room = room or _always
         self._max_in_flight = max_in_flight
+        self._max_batch_bytes = max_batch_bytes
+        self._batch_bytes = 0
         self.in_flight = 0
         """Tasks that run."""
         self.ignored = 0
@@ -231,6 +239,7 @@ class Session:
         Not to be called twice at once: arrival order would be lost.
         """
         for frame in frames:
+            await self._room()
             if not isinstance(frame, bytes):
                 self._fail(None, _broken(frame))
             elif jsonrpc.is_batch(frame):
@@ -255,7 +264,7 @@ class Session:
                 await asyncio.sleep(0)
             answer = await self._execute(call)
             if answer is not None:
-                self._send(answer)
+                self._send(self._dispatcher.encode(answer, call.method))
         elif self.in_flight < self._max_in_flight:
             self._start(self._run(call))
         elif call.id is UNSET:
@@ -263,7 +272,7 @@ class Session:
         else:
             self._fail(call.id, self._overloaded())
 
-    async def _execute(self, call: Call) -> bytes | None:
+    async def _execute(self, call: Call) -> Ok | Fail | None:
         if call.id is UNSET:
             method = self._methods.get(call.method)
             if method is None or method.mutating:
@@ -275,7 +284,8 @@ class Session:
         try:
             answer = await self._execute(call)
             if answer is not None:
-                self._send(answer)
+                await self._room()
+                self._send(self._dispatcher.encode(answer, call.method))
         finally:
             self._ended()
 
@@ -289,29 +299,45 @@ class Session:
             self._refuse_batch(items)
 
     async def _run_batch(self, items: list[Raw]) -> None:
+        answers: list[bytes] = []
+        held = 0
         try:
-            answers: list[bytes] = []
             for item in items:
-                call = jsonrpc.parse(item)
-                answer = await self._execute(call) if isinstance(call, Call) else self._encode(call)
+                if answers:  # the first has its place in the order of arrival
+                    await self._room()
+                answer = await self._batch_item(item)
                 if answer is not None:
                     answers.append(answer)
+                    held += len(answer)
+                    self._batch_bytes += len(answer)
             if answers:
+                await self._room()
                 self._send(jsonrpc.encode_batch(answers))
         finally:
+            self._batch_bytes -= held
             self._ended()
+
+    async def _batch_item(self, item: Raw) -> bytes | None:
+        call = jsonrpc.parse(item)
+        if not isinstance(call, Call):
+            return self._encode(call)
+        if self._batch_bytes > self._max_batch_bytes:
+            return self._refuse(call, self._too_much_held())
+        answer = await self._execute(call)
+        return None if answer is None else self._dispatcher.encode(answer, call.method)
 
     def _refuse_batch(self, items: list[Raw]) -> None:
         answers: list[bytes] = []
         for item in items:
             call = jsonrpc.parse(item)
-            if isinstance(call, Call):
-                call = None if call.id is UNSET else jsonrpc.fail(call.id, self._overloaded())
-            answer = self._encode(call)
+            answer = self._refuse(call, self._overloaded()) if isinstance(call, Call) else self._encode(call)
             if answer is not None:
                 answers.append(answer)
         if answers:
             self._send(jsonrpc.encode_batch(answers))
+
+    def _refuse(self, call: Call, error: errors.RpcAgentError) -> bytes | None:
+        return self._encode(None if call.id is UNSET else jsonrpc.fail(call.id, error))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self.in_flight += 1
@@ -338,6 +364,16 @@ class Session:
             f"{self._max_in_flight} requests are being worked on; send it again when one is answered",
             limit="maxInFlight",
         )
+
+    def _too_much_held(self) -> errors.Overloaded:
+        return errors.Overloaded(
+            f"the answers of batches that are not sent yet are above {self._max_batch_bytes} bytes; send it again alone",
+            limit="maxBatchBytes",
+        )
+
+
+async def _always() -> None:
+    """There is room."""
 
 
 def _broken(frame: BrokenFrame) -> errors.RpcAgentError:

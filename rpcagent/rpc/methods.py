@@ -21,6 +21,12 @@ from rpcagent.runs.supervisor import Answer, Supervisor
 from rpcagent.runs.view import approval_view, request_view, run_view, status_view, step_view
 
 MOST_ATTENTION = 100
+PAGE_BYTES = 1 << 20
+"""A page ends with the element that reaches it."""
+INPUT_SHOWN = 64 << 10
+INPUT_CUT = " [...]"
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Context(msgspec.Struct, kw_only=True):
@@ -137,6 +143,7 @@ async def status(ctx: Context, params: wire.StatusParams) -> dict[str, Any]:
     if actor.state is None:
         return {"run": _run(ctx, actor)}
     shown = status_view(actor.state, supervisor.rules.epoch, busy=actor.busy) | {"run": _run(ctx, actor)}
+    shown |= _input_shown(actor.state.input)
     if params.client_request_id is not None:
         shown["request"] = request_view(actor.state.requests.get(params.client_request_id))
     return shown
@@ -151,16 +158,20 @@ async def list_runs(ctx: Context, params: wire.ListParams) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     approvals: list[dict[str, Any]] = []
     more = False
+    size = 0
     for actor in islice(supervisor.runs(), place, None):
-        if len(runs) >= params.limit:
+        if len(runs) >= params.limit or size >= PAGE_BYTES:
             more = True
             break
         place += 1
         if not _listed(supervisor, actor, params):
             continue
         runs.append(_run(ctx, actor))
+        size += len(_encode(runs[-1]))
         if params.open_approvals and actor.state is not None:
-            approvals += [approval_view(actor.run_id, a) for a in actor.state.open_approvals()]
+            asked = [approval_view(actor.run_id, a) for a in actor.state.open_approvals()]
+            approvals += asked
+            size += len(_encode(asked))
     page: dict[str, Any] = {"runs": runs}
     if params.open_approvals:
         page["approvals"] = approvals
@@ -182,11 +193,15 @@ async def events(ctx: Context, params: wire.EventsParams) -> dict[str, Any]:
     commits = actor.commits
     first = max(bisect.bisect_right(commits, params.after_seq + 1, key=lambda c: c.seq) - 1, 0)
     found: list[dict[str, Any]] = []
-    for commit in islice(commits, first, None):
-        found += [e for e in elements(actor.run_id, commit) if e["seq"] > params.after_seq]
-        if len(found) >= params.limit:
+    size = 0
+    following = (e for commit in islice(commits, first, None) for e in elements(actor.run_id, commit))
+    for element in following:
+        if len(found) >= params.limit or size >= PAGE_BYTES:
             break
-    return {"events": found[: params.limit], "lastSeq": last}
+        if element["seq"] > params.after_seq:
+            found.append(element)
+            size += len(_encode(element))
+    return {"events": found, "lastSeq": last}
 
 
 async def shutdown(ctx: Context, params: wire.ShutdownParams) -> dict[str, Any]:
@@ -243,6 +258,22 @@ def _run(ctx: Context, actor: Actor) -> dict[str, Any]:
         view["status"] = ctx.supervisor.status_of(actor)
         view["damaged"] = actor.damaged or actor.failed.message
     return view
+
+
+def _input_shown(given: str | tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    """What the run was given, as long as it is short; its first event has all of it."""
+    if isinstance(given, str):
+        if len(given) <= INPUT_SHOWN:
+            return {"input": given}
+        return {"input": given[:INPUT_SHOWN] + INPUT_CUT, "inputTruncated": True}
+    whole: list[dict[str, Any]] = []
+    size = 0
+    for part in given:
+        size += len(_encode(part))
+        if size > INPUT_SHOWN:
+            return {"input": whole, "inputTruncated": True}
+        whole.append(part)
+    return {"input": given}
 
 
 def _health(ctx: Context) -> dict[str, Any]:

@@ -226,10 +226,12 @@ class Journal(Shown, frozen=True, kw_only=True):
 
 
 class StatusResult(Shown, frozen=True, kw_only=True):
-    """With an id: the run. Without: the daemon, and the runs that need someone."""
+    """With an id: the run. Without: the daemon, and the runs that need someone. `input_truncated`: only the beginning of
+    `input` is shown; the first event has all of it."""
 
     run: Run | None = None
     input: str | tuple[dict[str, Any], ...] | None = None
+    input_truncated: bool = False
     steps: tuple[Step, ...] = ()
     approvals: tuple[Approval, ...] = ()
     budget: Budget | None = None

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 READ_BYTES = 256 << 10
 HIGH_BYTES = 4 << 20
 FRAMES_PER_RECV = 64
-"""So that at most this many answers can be added between two looks at how full the output is."""
 _INBOX_FRAMES_MAX = 4096
+_INBOX_BYTES_MAX = 4 << 20
 _JOIN_BYTES = 256 << 10
 _FIRST_PRIVATE_FD = 3
 
@@ -76,8 +76,8 @@ def _duplicate(fd: int, flags: int) -> int:
 class Wire:
     """One connection. To be made inside a running event loop; all methods belong to that loop's thread.
 
-    Memory is bounded: while more than `high_bytes` wait for the peer to read, nothing more is read from it and `recv`
-    gives nothing out. A peer that pipelines more than that without reading holds itself up, not us.
+    Memory is bounded: while more than `high_bytes` wait for the peer to read, nothing more is read from it, `recv` gives
+    nothing out, and `room` does not return. A peer that pipelines more than that without reading holds itself up, not us.
     """
 
     def __init__(self, claimed: Claimed, framer: Framer, *, high_bytes: int = HIGH_BYTES) -> None:
@@ -85,6 +85,7 @@ class Wire:
         self._framer = framer
         self._high = high_bytes
         self._inbox: deque[Frame] = deque()
+        self._inbox_bytes = 0
         self._queue: deque[bytes] = deque()
         self._head = memoryview(b"")  # what is being written; its sent part is cut off
         self.out_bytes = 0
@@ -109,22 +110,25 @@ class Wire:
         if self._inbox:
             await asyncio.sleep(0)  # a peer that pipelines must not keep all others from their turn
         while not self._closed:
-            await self._room.wait()
+            await self.room()
             if self._inbox or self.eof:
                 break
             self._input.clear()
             await self._input.wait()
         count = min(len(self._inbox), FRAMES_PER_RECV)
         frames = [self._inbox.popleft() for _ in range(count)]
+        self._inbox_bytes -= _bytes_in(frames)
         self._balance()
         return frames
 
     def _on_bytes(self, data: bytes) -> None:
         if data:
-            self._inbox.extend(self._framer.feed(data))
+            frames = self._framer.feed(data)
         else:
             self.eof = True
-            self._inbox.extend(self._framer.finish())
+            frames = self._framer.finish()
+        self._inbox.extend(frames)
+        self._inbox_bytes += _bytes_in(frames)
         self._balance()
         self._input.set()
 
@@ -137,9 +141,15 @@ class Wire:
             self._congested = False
             self._room.set()
         if not self.eof and not self._closed:
-            self._reader.hold(self._congested or len(self._inbox) > _INBOX_FRAMES_MAX)
+            full = len(self._inbox) > _INBOX_FRAMES_MAX or self._inbox_bytes > _INBOX_BYTES_MAX
+            self._reader.hold(self._congested or full)
 
     # -- writing
+
+    async def room(self) -> None:
+        """Wait until there is room for one more message. Who is let in first may fill it again: all look anew."""
+        while self._congested and not self._closed:
+            await self._room.wait()
 
     def send(self, message: bytes) -> None:
         """Queue one message. Messages of one turn of the loop leave in as few writes as possible, in order."""
@@ -174,6 +184,7 @@ class Wire:
         self._reader.close()
         self._writer.close()
         self._drop_output()
+        self._room.set()
         self._input.set()
 
     def _planned_flush(self) -> None:
@@ -234,6 +245,10 @@ class Wire:
         self._writer.idle()
         self._empty.set()
         self._balance()
+
+
+def _bytes_in(frames: list[Frame]) -> int:
+    return sum(len(frame) for frame in frames if isinstance(frame, bytes))
 
 
 # -- descriptors that block: one thread each

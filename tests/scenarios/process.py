@@ -113,6 +113,9 @@ class Life:
     def send(self, message: bytes) -> None:
         self._send(message)
 
+    async def room(self) -> None:
+        """There is always room."""
+
     def _write(self, message: bytes) -> None:
         self._send(message)
 

@@ -30,6 +30,7 @@ NOT_HERE = {
 _ENDS = "the process ends with exit code 70, or has ended"
 RARE = {
     "Journal.state=poisoned": _ENDS,
+    "StatusResult.inputTruncated": "needs an input above 64 KiB",
     "StatusResult.status=poisoned": _ENDS,
     "StatusResult.status=closed": _ENDS,
     "WarningShown.kind": "the disk failed a sync: the process ends",
