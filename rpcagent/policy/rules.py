@@ -14,6 +14,7 @@ from rpcagent.runs.definition import Definition, Rule, Verdict
 from rpcagent.runs.effects import ToolSpec
 
 _STRICT: dict[Verdict, int] = {"allow": 0, "ask": 1, "deny": 2}
+_LOOKING = ("files.read", "files.list", "files.search")
 
 
 def verdict(
@@ -71,11 +72,17 @@ def _text(value: Any) -> str:
 
 
 def hidden_paths(definition: Definition, present: dict[str, tuple[Rule, ...]]) -> tuple[str, ...]:
-    """The paths that `files` tools are denied whatever else they ask for, by the pinned rules and by today's."""
+    """The paths that nothing may look at whatever else it asks for, by the pinned rules and by today's. A rule that denies
+    writing alone hides nothing."""
     rules = definition.rules + present.get(definition.agent, ())
     return tuple(
         pattern
         for rule in rules
-        if rule.do == "deny" and not rule.arguments and (rule.tool is None or rule.tool.startswith(("files.", "*")))
+        if rule.do == "deny" and not rule.arguments and _is_about_looking(rule)
         for pattern in rule.paths
     )
+
+
+def _is_about_looking(rule: Rule) -> bool:
+    tools = rule.tool is None or any(fnmatchcase(name, rule.tool) for name in _LOOKING)
+    return tools and rule.effect in {None, "read_only"}

@@ -44,6 +44,7 @@ UNDO_BYTES = 256 * 1024 * 1024
 SEARCH_ANSWER_BYTES = 8 * 1024 * 1024
 
 _AGAIN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_LEFT_OUT = "[what policy denies is left out]"
 _Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16,64}\Z")]
 
 
@@ -102,7 +103,9 @@ class Files:
             return _failed("invalid_arguments", str(error))
         try:
             await anyio.lowlevel.checkpoint()
-            outcome: ToolReply | Failed = await perform(Workspace(request.workspace, self._store), args, request)
+            outcome: ToolReply | Failed = await perform(
+                Workspace(request.workspace, self._store, request.hidden), args, request
+            )
         except Refused as refused:
             return _failed(refused.kind, refused.message)
         except _NotDurable:
@@ -176,6 +179,8 @@ async def _list(workspace: Workspace, args: _List, _request: ToolRequest) -> Too
     lines = [f"{e['path']}/" if e["kind"] == "directory" else _line(e) for e in entries]
     if truncated:
         lines.append(f"[cut: more than {ENTRIES} entries were found or {SCANNED} looked at; list a directory below]")
+    if workspace.hidden:
+        lines.append(_LEFT_OUT)
     text = "\n".join(lines) or "[empty]"
     return ToolReply(result=text_result(text, {"entries": entries, "truncated": truncated}))
 
@@ -187,7 +192,7 @@ def _entries(workspace: Workspace, directory: int, parts: tuple[str, ...], names
             entry = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except OSError:  # gone meanwhile
             continue
-        if is_temporary(name) or workspace.is_store(entry):
+        if is_temporary(name) or workspace.is_store(entry) or workspace.hides((*parts, name)):
             continue
         kind = _kind(entry.st_mode)
         shown: dict[str, Any] = {"path": readable("/".join((*parts, name))), "kind": kind}
@@ -216,7 +221,7 @@ def _line(entry: dict[str, Any]) -> str:
 async def _search(workspace: Workspace, args: _Search, _request: ToolRequest) -> ToolReply | Failed:
     workspace.split(args.path)
     _encoded(args.pattern + (args.glob or ""))
-    asked = {**msgspec.to_builtins(args), "root": workspace.root, "store": workspace.store}
+    asked = {**msgspec.to_builtins(args), "root": workspace.root, "store": workspace.store, "hidden": workspace.hidden}
     command = [sys.executable, "-I", "-m", "rpcagent.tools.search"]
     process = await anyio.run_process(
         command, input=msgspec.json.encode(asked), check=False, stderr=subprocess.DEVNULL, start_new_session=True
@@ -229,6 +234,7 @@ async def _search(workspace: Workspace, args: _Search, _request: ToolRequest) ->
     lines = [f"{match['path']}:{match['line']}: {match['text']}" for match in found["matches"]]
     notes = [f"{found['files']} files searched"]
     notes += [f"{count} skipped ({reason})" for reason, count in found["skipped"].items()]
+    notes += [_LEFT_OUT[1:-1]] if workspace.hidden else []
     notes += [f"stopped at the limit of {found['stopped']}"] if found["stopped"] else []
     return ToolReply(result=text_result("\n".join([*lines, f"[{'; '.join(notes)}]"]), found))
 

@@ -38,7 +38,7 @@ class _TooLong(Exception):
 
 class _Search:
     def __init__(self, request: dict[str, Any]) -> None:
-        self.workspace = Workspace(request["root"], request.get("store"))
+        self.workspace = Workspace(request["root"], request.get("store"), request.get("hidden", ()))
         self.pattern = re.compile(request["pattern"])
         self.glob: str | None = request.get("glob")
         self.limit: int = request["limit"]
@@ -90,7 +90,7 @@ class _Search:
             except OSError:  # gone meanwhile
                 continue
             if stat.S_ISDIR(mode):
-                if name != ".git" and len(parts) < DEPTH:
+                if name != ".git" and len(parts) < DEPTH and not self.workspace.hides((*parts, name)):
                     below.append((*parts, name))
             elif stat.S_ISREG(mode) and not is_temporary(name) and self._wanted((*parts, name)):
                 self._file(directory, (*parts, name))
@@ -105,6 +105,8 @@ class _Search:
         return fnmatchcase(path, self.glob) or fnmatchcase(parts[-1], self.glob)
 
     def _file(self, directory: int, parts: tuple[str, ...]) -> None:
+        if self.workspace.hides(parts):
+            return
         self.at = readable("/".join(parts))
         if self.files >= FILES:
             self.stopped = f"files ({FILES})"

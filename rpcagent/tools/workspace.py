@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 PATH_BYTES = 4_096
@@ -28,10 +29,12 @@ class Refused(Exception):
 
 
 class Workspace:
-    """A directory, and what may be opened below it. `store` is the daemon's own directory, which may never be."""
+    """A directory, and what may be opened below it. `store` is the daemon's own directory, which may never be. What a
+    pattern of `hidden` matches, and all below it, is not to be shown."""
 
-    def __init__(self, root: str, store: str | None = None) -> None:
+    def __init__(self, root: str, store: str | None = None, hidden: Sequence[str] = ()) -> None:
         self.root = root
+        self.hidden = tuple(hidden)
         self.store = store
         self._real = os.path.realpath(root)
         self._store_real = os.path.realpath(store) if store is not None else None
@@ -85,6 +88,11 @@ class Workspace:
             yield descriptor, os.fstat(descriptor)
         finally:
             os.close(descriptor)
+
+    def hides(self, parts: tuple[str, ...]) -> bool:
+        """Whether the place, or one that it lies in, is hidden."""
+        paths = ("/".join(parts[:count]) for count in range(1, len(parts) + 1)) if self.hidden else ()
+        return any(fnmatchcase(path, pattern) for path in paths for pattern in self.hidden)
 
     def is_store(self, entry: os.stat_result) -> bool:
         return self._store is not None and (entry.st_dev, entry.st_ino) == self._store

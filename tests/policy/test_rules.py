@@ -6,8 +6,8 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from rpcagent.policy.rules import stricter, verdict
-from rpcagent.runs.definition import Rule, Verdict
+from rpcagent.policy.rules import hidden_paths, stricter, verdict
+from rpcagent.runs.definition import Definition, Rule, Verdict
 from rpcagent.runs.effects import EffectClass, ToolSpec
 
 ORDER: dict[Verdict, int] = {"allow": 0, "ask": 1, "deny": 2}
@@ -80,3 +80,26 @@ def test_of_two_rules_that_say_the_same_the_first_one_bounds_the_question():
     first, second = Rule(do="ask", expires_ms=1), Rule(do="ask", expires_ms=2)
     assert verdict((first, second), spec(), {}) == ("ask", first)
     assert verdict((Rule(do="allow"), second, first), spec(), {}) == ("ask", second)
+
+
+@pytest.mark.parametrize(
+    ("rule", "hides"),
+    [
+        (Rule(do="deny", paths=("a/*", "b")), True),
+        (Rule(do="deny", tool="files.*", paths=("a/*", "b")), True),
+        (Rule(do="deny", tool="[f]*", paths=("a/*", "b")), True),
+        (Rule(do="deny", tool="files.read", paths=("a/*", "b")), True),
+        (Rule(do="deny", tool="files.search", paths=("a/*", "b")), True),
+        (Rule(do="deny", effect="read_only", paths=("a/*", "b")), True),
+        (Rule(do="deny", tool="files.write", paths=("a/*", "b")), False),
+        (Rule(do="deny", effect="idempotent", paths=("a/*", "b")), False),
+        (Rule(do="deny", tool="notes.*", paths=("a/*", "b")), False),
+        (Rule(do="deny", arguments={"limit": "5"}, paths=("a/*", "b")), False),
+        (Rule(do="ask", paths=("a/*", "b")), False),
+        (Rule(do="deny"), False),
+    ],
+)
+def test_paths_that_may_not_be_looked_at_are_hidden_and_those_that_may_not_be_written_are_not(rule: Rule, hides: bool):
+    hidden = ("a/*", "b") if hides else ()
+    assert hidden_paths(Definition(agent="x", rules=(rule,)), {}) == hidden
+    assert hidden_paths(Definition(agent="x"), {"x": (rule,), "y": (Rule(do="deny", paths=("c",)),)}) == hidden

@@ -16,7 +16,13 @@ KEY = "key_a"
 
 
 def request_for(
-    spec: ToolSpec, arguments: dict[str, Any], *, workspace: str | None = None, attempt: int = 1, key: str = KEY
+    spec: ToolSpec,
+    arguments: dict[str, Any],
+    *,
+    workspace: str | None = None,
+    attempt: int = 1,
+    key: str = KEY,
+    hidden: tuple[str, ...] = (),
 ) -> ToolRequest:
     return ToolRequest(
         run_id="run_a",
@@ -26,6 +32,7 @@ def request_for(
         arguments=arguments,
         key=key,
         workspace=workspace,
+        hidden=hidden,
     )
 
 
@@ -43,10 +50,15 @@ def sha(content: bytes | str) -> str:
 
 
 async def call(
-    workspace: Path, tool: str, attempt: int = 1, store: Path | None = None, **arguments: Any
+    workspace: Path,
+    tool: str,
+    attempt: int = 1,
+    store: Path | None = None,
+    hidden: tuple[str, ...] = (),
+    **arguments: Any,
 ) -> ToolReply | Failed | NotDone | Lost:
     registry = Registry(store=str(store) if store else None)
-    request = request_for(builtin(f"files.{tool}"), arguments, workspace=str(workspace), attempt=attempt)
+    request = request_for(builtin(f"files.{tool}"), arguments, workspace=str(workspace), attempt=attempt, hidden=hidden)
     return await registry.call(request)
 
 

@@ -165,6 +165,29 @@ async def test_a_search_names_line_and_offset_and_skips_git_binaries_and_links(w
     assert first == {"matches": matches[:1], "files": 2, "skipped": {}, "stopped": "matches (1)"}
 
 
+@pytest.mark.parametrize("pattern", ["secret/*", "secret", "sec*", "*/k"])
+@pytest.mark.parametrize("path", [".", "secret", "./secret//deep"])
+async def test_what_policy_denies_is_neither_listed_nor_searched(workspace: Path, pattern: str, path: str) -> None:
+    for name in ("secret/deep/k", "secret/k", "open"):
+        (workspace / name).parent.mkdir(parents=True, exist_ok=True)
+        (workspace / name).write_text("needle")
+    hidden = ("other", pattern)
+    listed = await ok(workspace, "list", path=path, recursive=True, hidden=hidden)
+    found = await ok(workspace, "search", path=path, pattern="needle", hidden=hidden)
+    shown = [match["path"] for match in found["structuredContent"]["matches"]]
+    shown += [entry["path"] for entry in listed["structuredContent"]["entries"] if entry["kind"] == "file"]
+    assert shown == (["open", "open"] if path == "." else [])
+    for result in (listed, found):
+        assert "/k" not in str(result)
+        assert "what policy denies is left out" in result["content"][0]["text"]
+
+
+async def test_a_search_of_one_hidden_file_finds_nothing(workspace: Path) -> None:
+    (workspace / "k").write_text("needle")
+    found = await ok(workspace, "search", path="k", pattern="needle", hidden=("k",))
+    assert found["structuredContent"] == {"matches": [], "files": 0, "skipped": {}, "stopped": ""}
+
+
 async def test_a_pattern_that_would_match_for_ever_is_stopped_and_named(workspace: Path) -> None:
     from rpcagent.tools.search import answer
 
