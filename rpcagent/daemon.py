@@ -120,7 +120,7 @@ class Daemon:
     async def serve(self) -> int:
         """Serves until the end of input, `shutdown`, or a signal. The exit code: 0; 1 where the store could not be opened;
         70 where what was written may not last."""
-        self._wire = Wire(self._claimed, Framer())
+        self._wire = Wire(self._claimed, Framer(), patience_s=GRACE_MS / 1_000)
         async with anyio.create_task_group() as group:
             self._group = group
             self._notifier = Notifier(self._wire.send, lambda: self._wire.out_bytes)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = 256 << 10
 HIGH_BYTES = 4 << 20
+PATIENCE_S = 5.0
 FRAMES_PER_RECV = 64
 _INBOX_FRAMES_MAX = 4096
 _INBOX_BYTES_MAX = 4 << 20
@@ -78,12 +79,17 @@ class Wire:
 
     Memory is bounded: while more than `high_bytes` wait for the peer to read, nothing more is read from it, `recv` gives
     nothing out, and `room` does not return. A peer that pipelines more than that without reading holds itself up, not us.
+    Once it has ended its input there is an end to that: a peer that then takes nothing for `patience_s` is gone.
     """
 
-    def __init__(self, claimed: Claimed, framer: Framer, *, high_bytes: int = HIGH_BYTES) -> None:
+    def __init__(
+        self, claimed: Claimed, framer: Framer, *, high_bytes: int = HIGH_BYTES, patience_s: float = PATIENCE_S
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._framer = framer
         self._high = high_bytes
+        self._patience_s = patience_s
+        self._taken = 0
         self._inbox: deque[Frame] = deque()
         self._inbox_bytes = 0
         self._queue: deque[bytes] = deque()
@@ -149,7 +155,13 @@ class Wire:
     async def room(self) -> None:
         """Wait until there is room for one more message. Who is let in first may fill it again: all look anew."""
         while self._congested and not self._closed:
-            await self._room.wait()
+            taken = self._taken
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await self._room.wait()
+            except TimeoutError:
+                if self._taken == taken and (self.eof or self._reader.at_end()):
+                    self._peer_gone()
 
     def send(self, message: bytes) -> None:
         """Queue one message. Messages of one turn of the loop leave in as few writes as possible, in order."""
@@ -203,8 +215,7 @@ class Wire:
                 if count is None:
                     self._balance()
                     return
-                self._head = self._head[count:]
-                self.out_bytes -= count
+                self._took(count)
         except OSError:
             self._peer_gone()
         else:
@@ -217,10 +228,14 @@ class Wire:
         if count is None:
             self._peer_gone()
             return
-        self._head = self._head[count:]
-        self.out_bytes -= count
+        self._took(count)
         self._balance()
         self._pump()
+
+    def _took(self, count: int) -> None:
+        self._head = self._head[count:]
+        self.out_bytes -= count
+        self._taken += count
 
     def _next_head(self) -> bytes:
         first = self._queue.popleft()
@@ -318,6 +333,12 @@ class _PolledReader:
             self._loop.add_reader(self._fd, self._ready)
         self._held = held
 
+    def at_end(self) -> bool:
+        """The peer has closed its end, whatever is still to be read."""
+        poll = select.poll()
+        poll.register(self._fd, getattr(select, "POLLRDHUP", 0))
+        return bool(poll.poll(0))
+
     def close(self) -> None:
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
@@ -359,6 +380,10 @@ class _ThreadReader:
         self._held = held
         if not held and not self._reading:
             self._read()
+
+    def at_end(self) -> bool:
+        """Nobody is there who could go on writing."""
+        return True
 
     def close(self) -> None:
         self._closed = True

@@ -97,3 +97,15 @@ def test_status_shows_the_beginning_of_a_long_input_and_says_so_p10(tmp_path: Pa
         many = daemon.call("start", clientRequestId="parts", agent=TALKER, input=parts)["runId"]
         shown = daemon.call("status", runId=many)
         assert (shown["input"], shown["inputTruncated"]) == (parts[:1], True)
+
+
+def test_a_peer_that_ends_its_input_and_never_reads_does_not_keep_the_store(tmp_path: Path):
+    with Daemon(tmp_path / "store") as daemon:
+        run_id = with_large_input(daemon)
+        sent = [first_event(daemon, run_id)[1] for _ in range(5)]
+        late = daemon.request("start", clientRequestId="late", agent=TALKER, input="")[1]
+        unread(daemon, b"".join([*sent, late]))
+        daemon.end_input()
+        assert daemon.exit_code(timeout=20) == 0
+    with Daemon(tmp_path / "store") as daemon:
+        assert daemon.call("status", clientRequestId="late")["run"]["agent"] == "inline"

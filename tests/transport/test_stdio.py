@@ -372,3 +372,47 @@ async def test_close_ends_a_recv_that_waits(pipes: Any) -> None:
         assert await receiving == []
     wire.send(b"dropped")
     assert wire.out_bytes == 0
+
+
+# -- a peer that has said all and does not read
+
+
+@pytest.fixture
+async def impatient() -> Any:
+    read, far_write = os.pipe()
+    far_read, write = os.pipe()
+    wire = Wire(Claimed(read, write), Framer(), high_bytes=100_000, patience_s=0.05)
+    yield wire, far_read, far_write
+    wire.close()
+    for fd in (far_read, far_write):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seen", [True, False], ids=["the end was read", "the end stands behind what is not read"])
+async def test_a_peer_that_has_ended_its_input_and_takes_nothing_more_is_gone(impatient: Any, seen: bool) -> None:
+    wire, _, far_write = impatient
+    async with asyncio.timeout(LIMIT_S):
+        if not seen:
+            wire.send(b"o" * 300_000)
+        os.write(far_write, b"{}\n")
+        os.close(far_write)
+        if seen:
+            assert await wire.recv() == [b"{}"]
+            wire.send(b"o" * 300_000)
+        await wire.room()
+        assert (wire.dead, wire.out_bytes) == (True, 0)
+        assert [await wire.recv() for _ in range(2)] == ([[], []] if seen else [[b"{}"], []])
+
+
+@pytest.mark.anyio
+async def test_a_peer_that_may_still_speak_is_waited_for_without_an_end(impatient: Any) -> None:
+    wire, far_read, _ = impatient
+    wire.send(b"o" * 300_000)
+    waiting = asyncio.create_task(wire.room())
+    done, _ = await asyncio.wait([waiting], timeout=0.3)
+    assert (done, wire.dead) == (set(), False)
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.to_thread(read_exactly, far_read, 300_001)
+        await waiting
