@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -211,9 +211,9 @@ def _expire(state: RunState, now: datetime) -> tuple[ev.AnyEvent, ...]:
         if approval.expires_at is None or approval.expires_at > now or state.phase != "active":
             continue
         expired = ev.ApprovalExpired(approval_id=approval.approval_id)
-        if approval.step_id is not None:
-            message = "the question about it expired unanswered"
-            return (expired, ev.StepDenied(step_id=approval.step_id, reason="expired", message=message))
+        step = state.steps.get(approval.step_id or "")
+        if step is not None:
+            return (expired, *_refuse_expired(state, expired, step, now))
         return (
             expired,
             _failed(state, ev.Trouble(kind="expired", message=f"the {approval.kind} question expired")),
@@ -221,22 +221,33 @@ def _expire(state: RunState, now: datetime) -> tuple[ev.AnyEvent, ...]:
     return ()
 
 
+def _refuse_expired(state: RunState, expired: ev.ApprovalExpired, step: Step, now: datetime) -> tuple[ev.AnyEvent, ...]:
+    after_it = fold(state, expired, now)
+    return _refuse(after_it, step, "expired", "the question about it expired unanswered")
+
+
 def _doubt(state: RunState, in_flight: InFlight, now: datetime) -> tuple[ev.AnyEvent, ...]:
     """Intents without an outcome that nobody performs: the interruption, and UNKNOWN where only a person can tell."""
     for step in state.steps.values():
-        waits = (
-            step.status == "not_started" and step.doubt
-        )  # a later attempt did nothing; an earlier one may have acted
+        # A later attempt did nothing, or is not allowed yet; an earlier one may have acted.
+        waits = step.doubt and step.status in {"not_started", "waiting_approval"}
         if (step.status != "started" and not waits) or (step.step_id, step.attempt) in in_flight:
             continue
         if not step.interrupted and not waits:
             return (ev.AttemptInterrupted(step_id=step.step_id, attempt=step.attempt, reason="restart"),)
         if _unknowable(state, step, now):
-            return (
-                ev.StepUnknown(step_id=step.step_id, attempt=step.attempt, error=step.error),
-                approvals.unknown_outcome(state, step),
-            )
+            return _unknown(state, step, step.error)
     return ()
+
+
+def _unknown(state: RunState, step: Step, error: ev.Trouble | None) -> tuple[ev.AnyEvent, ...]:
+    """Whether it happened is asked; that it may run (again) no longer is."""
+    unknown = ev.StepUnknown(step_id=step.step_id, attempt=step.attempt, error=error)
+    events = (unknown, approvals.unknown_outcome(state, step))
+    approval = state.approvals.get(step.approval_id or "")
+    if approval is None:
+        return events
+    return (ev.ApprovalVoided(approval_id=approval.approval_id, reason="whether it happened is asked instead"), *events)
 
 
 def _unknowable(state: RunState, step: Step, now: datetime) -> bool:
@@ -328,13 +339,13 @@ def _gates(state: RunState, rules: Rules, now: datetime) -> tuple[ev.AnyEvent, .
             continue
         approval = state.approval(step.approval_id) if step.approval_id else None
         if approval is not None and approval.status == "denied":
-            refused.append(ev.StepDenied(step_id=step.step_id, reason="person", message=_words(approval)))
+            refused += _refuse(state, step, "person", _words(approval))
             continue
         verdict, rule = policy.stricter(
             state.definition.rules, rules.present.get(state.definition.agent), spec, step.arguments, state.workspace
         )
         if verdict == "deny":
-            refused += _deny(state, step, approval)
+            refused += _refuse(state, step, "policy", _DENIED)
         elif verdict == "ask" and step.approval_id is None and step.status == "not_started":
             asked.append(approvals.tool_call(state, step, rule, now, ahead=len(asked)))
     return tuple(refused) or tuple(asked)
@@ -354,22 +365,20 @@ def _words(approval: Approval) -> str:
 _DENIED = "policy denies this call"
 
 
-def _deny(state: RunState, step: Step, approval: Approval | None) -> tuple[ev.AnyEvent, ...]:
+def _refuse(
+    state: RunState, step: Step, reason: Literal["policy", "person", "expired"], message: str
+) -> tuple[ev.AnyEvent, ...]:
     """It does not run, or not again. Where an earlier attempt may have acted, whether it did is asked."""
+    error = ev.Trouble(kind=reason, message=message)
     if step.doubt:
-        return (
-            ev.StepUnknown(
-                step_id=step.step_id, attempt=step.attempt, error=ev.Trouble(kind="policy", message=_DENIED)
-            ),
-            approvals.unknown_outcome(state, step),
-        )
+        return _unknown(state, step, error)
     if step.status == "started":
-        error = ev.Trouble(kind="policy", message=_DENIED)
         return (ev.StepFailed(step_id=step.step_id, attempt=step.attempt, error=error),)
-    denied = ev.StepDenied(step_id=step.step_id, reason="policy", message=_DENIED)
-    if approval is None or approval.status not in {"open", "allowed"}:
+    denied = ev.StepDenied(step_id=step.step_id, reason=reason, message=message)
+    approval = state.approvals.get(step.approval_id or "")
+    if approval is None:
         return (denied,)
-    return (ev.ApprovalVoided(approval_id=approval.approval_id, reason=_DENIED), denied)
+    return (ev.ApprovalVoided(approval_id=approval.approval_id, reason=message), denied)
 
 
 def _calls(state: RunState, opened: list[Step], in_flight: InFlight, rules: Rules, now: datetime) -> Decision:

@@ -68,6 +68,7 @@ STEP_TABLE: Final[dict[tuple[StepStatus, type[ev.Event]], StepStatus]] = {
     ("started", ev.LookedUp): "started",
     ("started", ev.StepUnknown): "unknown",
     ("not_started", ev.StepUnknown): "unknown",
+    ("waiting_approval", ev.StepUnknown): "unknown",
 }
 
 # What becomes of an approval's status; a decision's row depends on its kind and is in `_decided`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rpcagent.runs import events as ev
 from rpcagent.runs.decide import ToolAction
+from rpcagent.runs.definition import Rule
 from rpcagent.runs.outcomes import Failed
 from rpcagent.runs.requests import CancelCommand
 
@@ -86,3 +87,40 @@ def test_a_cancel_while_a_first_attempt_waits_withdraws_it():
     story.not_done(2, after_ms=60_000)
     story.asked("c", CancelCommand())
     assert (story.status, story.step(2).status, story.state.unresolved) == ("cancelled", "withdrawn", ())
+
+
+def asked_before_the_next_attempt() -> Story:
+    """Today's policy asks before the next attempt of what an earlier one may have done."""
+    story = second_attempt()
+    story.not_done(2, after_ms=1)
+    story.restart(5, present={"a": (Rule(do="ask", expires_ms=60_000),)})
+    story.go()
+    assert ([a.kind for a in story.opened()], story.step(2).status) == (["tool_call"], "waiting_approval")
+    return story
+
+
+def is_asked_whether_it_happened(story: Story, why: str) -> None:
+    assert [a.kind for a in story.opened()] == ["unknown_outcome"]
+    assert story.step(2).status == "unknown"
+    assert story.step(2).error is None or story.step(2).error.kind == why
+    story.answer("happened", result=DONE)
+    assert (story.step(2).status, story.state.approvals) == ("completed", {})
+
+
+def test_a_person_who_denies_the_next_attempt_is_asked_whether_an_earlier_one_happened():
+    story = asked_before_the_next_attempt()
+    story.answer("deny")
+    is_asked_whether_it_happened(story, "person")
+
+
+def test_a_question_that_expires_leaves_the_doubt():
+    story = asked_before_the_next_attempt()
+    assert story.later(60) == []
+    is_asked_whether_it_happened(story, "expired")
+
+
+def test_a_cancel_leaves_the_doubt_of_what_waits_for_an_approval():
+    story = asked_before_the_next_attempt()
+    story.asked("c", CancelCommand())
+    assert (story.status, story.state.unresolved) == ("cancelled", (sid(2),))
+    is_asked_whether_it_happened(story, "busy")
