@@ -2,10 +2,13 @@
 
 Knows: how to write without ever waiting: a line that a slow reader of standard error has no room for is dropped and
 counted, so that logging can stop neither the wire nor a commit. structlog is loaded by the first line, not at start.
+No method raises: faults are logged where nothing may go wrong any more. Where structlog cannot be loaded (no descriptor is
+left, say), or a value cannot be written, the line is written without it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
@@ -56,20 +59,32 @@ class Log:
         return self._stderr.dropped
 
     def info(self, event: str, **details: Any) -> None:
-        self._get().info(event, **details)
+        self._write("info", event, details)
 
     def warning(self, event: str, **details: Any) -> None:
-        self._get().warning(event, **details)
+        self._write("warning", event, details)
 
     def error(self, event: str, **details: Any) -> None:
-        self._get().error(event, **details)
+        self._write("error", event, details)
 
     def incident(self, error: BaseException, what: str) -> str:
         """Logs the error with its traceback; the id is all that a peer is told."""
         incident = "inc_" + secrets.token_hex(6)
-        text = "".join(traceback.format_exception(error))
-        self._get().error("incident", incident=incident, what=what, traceback=text[-3_000:])
+        try:
+            text = "".join(traceback.format_exception(error))
+        except Exception:  # noqa: BLE001 - an exception whose own text is a fault
+            text = type(error).__name__
+        self._write("error", "incident", {"incident": incident, "what": what, "traceback": text[-3_000:]})
         return incident
+
+    def _write(self, level: str, event: str, details: dict[str, Any]) -> None:
+        try:
+            getattr(self._get(), level)(event, **details)
+        except Exception:  # noqa: BLE001 - whatever it is, there is nobody left to tell
+            plain = {key: _plain(value) for key, value in details.items()}
+            line = {"at": round(time.time(), 3), "level": level, "event": event, **plain}
+            with contextlib.suppress(Exception):
+                self._stderr.msg(_render(None, level, line))
 
     def _get(self) -> Any:
         if self._logger is None:
@@ -82,6 +97,13 @@ class Log:
                 cache_logger_on_first_use=True,
             )
         return self._logger
+
+
+def _plain(value: object) -> str:
+    try:
+        return ascii(value)[:1_000]
+    except Exception:  # noqa: BLE001
+        return type(value).__name__
 
 
 def _stamp(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> dict[str, Any]:

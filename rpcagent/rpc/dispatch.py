@@ -115,6 +115,8 @@ class Dispatcher:
         if call.method not in self._entries:
             return jsonrpc.fail(call.id, self._method_not_found(call.method))
         error = result._error  # noqa: SLF001
+        if type(error.data) is not dict:  # not one of ours: its text may be that of an exception
+            return jsonrpc.fail(call.id, self._incident(RuntimeError(error.message), call.method))
         return Fail(call.id, jsonrpc.ErrorObject(error.code, error.message, error.data))
 
     def encode(self, answer: Ok | Fail, method: str) -> bytes:
@@ -142,7 +144,10 @@ class Dispatcher:
         return entry
 
     def _incident(self, error: BaseException, method: str) -> errors.InternalError:
-        incident = self._on_incident(error, method)
+        try:
+            incident = self._on_incident(error, method)
+        except Exception:  # noqa: BLE001  a second fault must not tell the peer what the first one may not
+            incident = "inc_lost"
         return errors.InternalError(
             "a fault of the server; its standard error tells more under this incident", incident=incident
         )

@@ -416,3 +416,21 @@ async def test_an_inline_call_costs_at_most_10_times_the_same_work_without_a_ses
         ratios.append(ours / (time.process_time() - begun))
     assert set(sent) == {sent[0]}
     assert min(ratios) < 10, ratios
+
+
+@pytest.mark.anyio
+async def test_a_fault_while_a_fault_is_reported_tells_the_peer_nothing_either() -> None:
+    sent: list[Any] = []
+
+    async def fail(_: Any, __: Params) -> Any:
+        raise RuntimeError("secret")
+
+    def report(_error: BaseException, _method: str) -> str:
+        raise OSError(24, "secret: too many open files")
+
+    methods = {"fail": Method(Params, fail, mutating=False, inline=True)}
+    session = Session(Dispatcher(methods, on_incident=report), None, sent.append, asyncio.create_task)
+    await session.feed([json.dumps(call("fail", 1)).encode()])
+    answer = json.loads(sent[0])
+    assert answer["error"]["data"] == {"code": "INTERNAL", "retryable": False, "incident": "inc_lost"}
+    assert "secret" not in sent[0].decode()
