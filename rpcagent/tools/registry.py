@@ -24,6 +24,7 @@ from rpcagent.tools.inline import inline_tool
 from rpcagent.tools.reconcile import LookUpCall, judge
 from rpcagent.tools.results import NotPlain, normalised
 from rpcagent.tools.shell import Shell
+from rpcagent.tools.turns import Turns
 
 if TYPE_CHECKING:
     from rpcagent.tools.mcp import McpServers
@@ -51,11 +52,13 @@ class Registry:
         http: Http | None = None,
         mcp: McpServers | None = None,
         on_note: Callable[[str, str], None] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._servers: dict[str, Adapter] = {"files": Files(store), "shell": Shell(store), **(servers or {})}
         self._http = http or Http()
         self._mcp = mcp
         self._on_note = on_note
+        self._turns = turns or Turns()
         self._on_fault = on_fault
 
     def resolve(
@@ -89,15 +92,16 @@ class Registry:
         return offer.specs
 
     async def call(self, request: ToolRequest) -> ToolReply | Failed | NotDone | Lost:
-        """Performs once, for at most `timeout_ms`. Results are plain JSON of a bounded size."""
+        """Performs once, for at most `timeout_ms` from its turn on. Results are plain JSON of a bounded size."""
         adapter = self._adapter(request.spec)
         if adapter is None:
             message = f"This daemon cannot reach {request.spec.name} any more."
             return Failed(error=Trouble(kind="incompatible", message=message))
         outcome: ToolReply | Failed | NotDone | Lost | None = None
         try:
-            with anyio.move_on_after(_limit_s(request.spec)):
-                outcome = await adapter.call(request)
+            async with self._turns.of(request.spec):
+                with anyio.move_on_after(_limit_s(request.spec)):
+                    outcome = await adapter.call(request)
             if outcome is None:
                 return _gone(request, "timeout", f"No answer within {request.spec.timeout_ms} ms.")
             return ToolReply(result=normalised(outcome.result)) if isinstance(outcome, ToolReply) else outcome
@@ -133,8 +137,9 @@ class Registry:
 
     async def _bounded(self, request: ToolRequest, ask: Callable[[], Awaitable[LookUp]]) -> LookUp:
         try:
-            with anyio.move_on_after(_limit_s(request.spec)):
-                return await ask()
+            async with self._turns.of(request.spec):
+                with anyio.move_on_after(_limit_s(request.spec)):
+                    return await ask()
         except Exception as error:  # noqa: BLE001  (no foreign exception crosses a port)
             self._fault(error, request)
         return LookUp(answer="unsure")
