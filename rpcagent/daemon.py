@@ -32,7 +32,7 @@ from rpcagent.log import Log
 from rpcagent.models.catalog import Catalog
 from rpcagent.rpc import wire
 from rpcagent.rpc.dispatch import Dispatcher, Method, Session
-from rpcagent.rpc.methods import METHODS, Context
+from rpcagent.rpc.methods import METHODS, Context, Waits
 from rpcagent.rpc.notify import Notifier
 from rpcagent.runs.decide import Rules
 from rpcagent.runs.definition import Definition
@@ -48,6 +48,7 @@ EXIT_POISONED = 70
 GRACE_MS = 5_000
 LOCK_RETRY_S = 1.0
 MAX_IN_FLIGHT = 1_024
+MAX_WAITING = 768
 MAX_BATCH = 100
 MAX_BATCH_BYTES = 16 << 20
 
@@ -248,6 +249,7 @@ class Daemon:
             limits={
                 "maxFrameBytes": FRAME_BYTES_MAX,
                 "maxInFlight": MAX_IN_FLIGHT,
+                "maxWaiting": MAX_WAITING,
                 "maxBatch": MAX_BATCH,
                 "maxBatchBytes": MAX_BATCH_BYTES,
                 "maxWaitMs": wire.MOST_WAIT_MS,
@@ -258,6 +260,7 @@ class Daemon:
                 "damagedRuns": [a.run_id for a in supervisor.runs() if a.damaged is not None],
                 "droppedTailBytes": self._dropped_tail_bytes,
             },
+            waits=Waits(MAX_WAITING),
         )
         dispatcher = Dispatcher(METHODS, on_incident=self._log.incident, max_batch=MAX_BATCH)
         return self._session_on(dispatcher, context)

@@ -28,6 +28,7 @@ from rpcagent.rpc import jsonrpc
 from rpcagent.rpc.choices import choices_at
 from rpcagent.rpc.jsonrpc import Call, Fail, Id, Ok
 
+URGENT_SPARE = 64
 _NAME_SHOWN_MAX = 100
 _REASON_SHOWN_MAX = 300
 
@@ -73,6 +74,8 @@ class Method(NamedTuple):
     """It is not executed when sent as a notification: nobody could name what it made."""
     inline: bool
     """It never waits for anything outside this process, so it is answered in place, whatever else is going on."""
+    urgent: bool = False
+    """A person's word, which waits for the disk alone: some room is kept for it, whatever else is going on."""
 
 
 class BrokenFrame(Protocol):
@@ -206,7 +209,7 @@ class Session:
     """One connection: its requests in arrival order, each answered exactly once through `send`.
 
     `spawn` starts a coroutine as a task (it must take its first step no later than the next turn of the loop).
-    `max_in_flight` bounds the tasks; a batch is one. `context` is handed to every handler.
+    `max_in_flight` bounds the tasks; a batch is one, and urgent calls have a few more to themselves. `context` is handed to every handler.
 
     Memory is bounded while the peer does not read: `room` returns when one more answer may be sent, and nothing is encoded
     before. Of batches, which are answered as a whole, `max_batch_bytes` are held, all together.
@@ -270,7 +273,7 @@ class Session:
             answer = await self._execute(call)
             if answer is not None:
                 self._send(self._dispatcher.encode(answer, call.method))
-        elif self.in_flight < self._max_in_flight:
+        elif self.in_flight < self._max_in_flight + (URGENT_SPARE if method.urgent else 0):
             self._start(self._run(call))
         elif call.id is UNSET:
             self.ignored += 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Literal
 
@@ -29,6 +30,26 @@ INPUT_CUT = " [...]"
 _encode = msgspec.json.Encoder().encode
 
 
+class Waits:
+    """Of calls that could be answered and only wait, at most `most` do so; one more is answered with the present state."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.waiting = 0
+
+    @contextmanager
+    def granted(self, wait_ms: int) -> Iterator[int]:
+        """How long the call may wait."""
+        if wait_ms <= 0 or self.waiting >= self._most:
+            yield 0
+            return
+        self.waiting += 1
+        try:
+            yield wait_ms
+        finally:
+            self.waiting -= 1
+
+
 class Context(msgspec.Struct, kw_only=True):
     """What the handlers of one connection stand on. `define` makes the pinned definition from the params of `start`,
     `workspace` the real path of the directory that it names;
@@ -42,6 +63,7 @@ class Context(msgspec.Struct, kw_only=True):
     shutdown: Callable[[int | None], None]
     limits: dict[str, int]
     recovery: dict[str, Any]
+    waits: Waits = msgspec.field(default_factory=lambda: Waits(768))
 
 
 async def initialize(ctx: Context, params: wire.InitializeParams) -> dict[str, Any]:
@@ -76,7 +98,8 @@ async def start(ctx: Context, params: wire.StartParams) -> dict[str, Any]:
     print_of_it = wire.fingerprint("start", params)
     supervisor = ctx.supervisor
     ctx.notifier.names(supervisor.run_id_of(params.namespace, params.client_request_id))
-    known = await supervisor.started(params.namespace, params.client_request_id, print_of_it, params.wait_ms)
+    with ctx.waits.granted(params.wait_ms) as wait_ms:
+        known = await supervisor.started(params.namespace, params.client_request_id, print_of_it, wait_ms)
     if known is not None:
         return _answer(ctx, known)
     workspace = ctx.workspace(params.workspace)
@@ -92,7 +115,8 @@ async def start(ctx: Context, params: wire.StartParams) -> dict[str, Any]:
         workspace=workspace,
         labels=params.labels,
     )
-    return _answer(ctx, await supervisor.start(event, params.wait_ms))
+    with ctx.waits.granted(params.wait_ms) as wait_ms:
+        return _answer(ctx, await supervisor.start(event, wait_ms))
 
 
 async def step(ctx: Context, params: wire.StepParams) -> dict[str, Any]:
@@ -214,11 +238,11 @@ METHODS: dict[str, Method] = {
     "start": Method(wire.StartParams, start, mutating=True, inline=False),
     "step": Method(wire.StepParams, step, mutating=True, inline=False),
     "resume": Method(wire.ResumeParams, resume, mutating=True, inline=False),
-    "approve": Method(wire.ApproveParams, approve, mutating=True, inline=False),
+    "approve": Method(wire.ApproveParams, approve, mutating=True, inline=False, urgent=True),
     "status": Method(wire.StatusParams, status, mutating=False, inline=True),
     "list": Method(wire.ListParams, list_runs, mutating=False, inline=True),
     "events": Method(wire.EventsParams, events, mutating=False, inline=True),
-    "cancel": Method(wire.CancelParams, cancel, mutating=True, inline=False),
+    "cancel": Method(wire.CancelParams, cancel, mutating=True, inline=False, urgent=True),
     "shutdown": Method(wire.ShutdownParams, shutdown, mutating=False, inline=True),
 }
 
@@ -235,7 +259,8 @@ async def _submit(
     ask = Ask(
         key=params.client_request_id, method=method, fingerprint=wire.fingerprint(method, params), command=command
     )
-    return _answer(ctx, await ctx.supervisor.submit(params.run_id, ask, wait_ms))
+    with ctx.waits.granted(wait_ms) as granted:
+        return _answer(ctx, await ctx.supervisor.submit(params.run_id, ask, granted))
 
 
 def _answer(ctx: Context, answer: Answer) -> dict[str, Any]:

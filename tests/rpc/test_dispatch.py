@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import pytest
 from rpcagent import errors
-from rpcagent.rpc.dispatch import Dispatcher, Method, Session, convert
+from rpcagent.rpc.dispatch import URGENT_SPARE, Dispatcher, Method, Session, convert
 from rpcagent.rpc.jsonrpc import Call, Ok
 
 LIMIT_S = 30
@@ -199,6 +199,18 @@ async def test_a_request_beyond_the_limit_is_refused_at_once_and_inline_ones_are
     assert [answer["id"] for answer in (await world.settle())[3:]] == [0, 1]
     await world.feed(call("wait", 9, name="0"))
     assert await world.settle() == [result(9, "0")]
+
+
+@pytest.mark.anyio
+async def test_beyond_the_limit_there_is_room_for_a_few_urgent_requests() -> None:
+    world = World(max_in_flight=1)
+    world.session._methods["cancel"] = Method(Params, world.wait, mutating=True, inline=False, urgent=True)
+    world.session._dispatcher = Dispatcher(world.session._methods, on_incident=world.incident)
+    world.gate("w"), world.gate("c")
+    await world.feed(*(call("wait", f"w{n}", name="w") for n in range(2)))
+    await world.feed(*(call("cancel", n, name="c") for n in range(URGENT_SPARE + 1)))
+    assert world.out == [overloaded("w1", 1), overloaded(URGENT_SPARE, 1)]
+    assert len(await world.settle()) == 2 + 1 + URGENT_SPARE
 
 
 @pytest.mark.anyio
