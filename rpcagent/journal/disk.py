@@ -56,7 +56,7 @@ class Disk(Protocol):
         """Mode 0700. Durable after `syncdir` of the folder it is in."""
 
     def syncdir(self, folder: str) -> None:
-        """The names in `folder` are durable."""
+        """The names in `folder` are durable. Once it was called, it needs no new descriptor for as long as the folder stays."""
 
     def release(self, name: str) -> None:
         """No more calls for this file are expected: its descriptor may go."""
@@ -89,7 +89,7 @@ def _sync_folder(path: Path) -> None:
 
 
 class RealDisk:
-    """The files below `path`, which is made if it is missing. Keeps the descriptors of files it writes."""
+    """The files below `path`, which is made if it is missing. Keeps the descriptors of what it writes and syncs."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -156,8 +156,13 @@ class RealDisk:
         os.mkdir(self._at(name), 0o700)  # noqa: PTH102
 
     def syncdir(self, folder: str) -> None:
-        self._at(folder)
-        _sync_folder(self.path / folder)
+        """Its descriptor stays open: with a process out of descriptors, a name must still become durable."""
+        path = self._at(folder)
+        if folder in self._open and not os.path.samestat(os.stat(path), os.fstat(self._open[folder])):  # noqa: PTH116
+            self.release(folder)  # another folder is in its place
+        if folder not in self._open:
+            self._open[folder] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.fsync(self._open[folder])
 
     def release(self, name: str) -> None:
         descriptor = self._open.pop(name, None)

@@ -178,7 +178,7 @@ class Wal:
             except OSError as error:
                 self.errno = _name_of(error)
         self.state = "poisoned"
-        for name in (self._segment, "HEAD"):
+        for name in (self._segment, "HEAD", _FOLDER, ""):
             self._disk.release(name)
 
     def poison(self, name: str) -> errors.StoragePoisoned:

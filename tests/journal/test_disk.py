@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rpcagent import errors
@@ -101,12 +101,53 @@ def test_no_descriptor_is_inherited_and_none_stays_open(tmp_path: Path) -> None:
     disk, lock = RealDisk(tmp_path), take(tmp_path)
     disk.create("a")
     disk.write("a", 0, b"x")
+    for _ in range(3):
+        disk.syncdir("")
     opened = descriptors() - before
-    assert len(opened) == 2
+    assert len(opened) == 3
     assert not any(os.get_inheritable(descriptor) for descriptor in opened)
     disk.close()
     lock.close()
     assert descriptors() == before
+
+
+def test_a_log_goes_on_where_no_further_folder_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = descriptors()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "link").symlink_to("store")
+    disk = RealDisk(tmp_path / "link")
+    wal = Wal.open(disk, draw_store_id=lambda: "s", app="0", at="now", segment_bytes=1_000)
+    really = os.open
+
+    def no_folder(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if os.path.isdir(path):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return really(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", no_folder)
+    witness = Witness()
+    for _ in range(30):
+        wal.append([witness.next(3)])
+    assert wal.state == "ok"
+    assert len(list((tmp_path / "store/wal").iterdir())) > 2
+    wal.close()
+    disk.close()
+    assert descriptors() == before
+
+
+def test_a_folder_that_took_the_place_of_another_is_the_one_that_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = RealDisk(tmp_path)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    disk.mkdir("wal")
+    disk.syncdir("wal")
+    (tmp_path / "wal").rename(tmp_path / "old")
+    disk.mkdir("wal")
+    disk.syncdir("wal")
+    assert synced == [(tmp_path / name).stat().st_ino for name in ("old", "wal")]
+    disk.close()
 
 
 def test_a_short_write_goes_on_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
