@@ -13,6 +13,8 @@ import pytest
 from tests.clients.fake import Fake
 
 from rpcagent_client import Client, ConnectionLost, DaemonNotStarted, DeadlineExceeded, ProtocolError
+from rpcagent_client import client as client_module
+from rpcagent_client.client import _installed
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,29 @@ def test_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
         pytest.raises(DaemonNotStarted, match="nothing' cannot be started: No such file or directory"),
     ):
         client.status()
+
+
+def test_without_a_command_the_daemon_beside_the_interpreter_is_run_whatever_path_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "rpcagent"
+    fake.write_text('#!/bin/sh\nread line\nprintf \'{"id":1,"result":["%s"]}\\n\' "$*"\nread line\n')
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with Client(store="here", timeout=10.0) as client:
+        assert client.call("status") == ["serve --store here"]
+
+
+def test_without_a_script_beside_the_interpreter_the_installed_module_is_run_and_else_what_path_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "rpcagent").touch(mode=0o644)
+    assert _installed() == (str(tmp_path / "python"), "-m", "rpcagent", "serve")
+    monkeypatch.setattr(client_module, "find_spec", lambda _name: None)
+    assert _installed() == ("rpcagent", "serve")
+    monkeypatch.setattr(sys, "executable", "")
+    assert _installed() == ("rpcagent", "serve")
 
 
 def test_program_that_ends_at_once_is_an_error_with_its_exit_code(no_pauses: Any) -> None:

@@ -6,10 +6,12 @@ import logging
 import os
 import random
 import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self
@@ -40,7 +42,8 @@ class Client:
 
     Nothing is started before the first call. Use it as a context manager, or call `close`.
 
-    - `command`, `store`, `workspace`: what is run, with `--store` and `--workspace` where given.
+    - `command`, `store`, `workspace`: what is run, with `--store` and `--workspace` where given. Without a command it is
+      `rpcagent serve` as it is installed beside this Python; else as PATH has it.
     - `env`: the daemon's whole environment (None: this process's), as in `subprocess`.
     - `on_event(params)`: each `run/event`; `on_delta(params)`: each `run/delta`; `on_notice(method, params)`: all others,
       `run/lag` among them. Called on the reading thread, in wire order; all events that an answer rests on have been
@@ -55,7 +58,7 @@ class Client:
 
     def __init__(
         self,
-        command: Command = ("rpcagent", "serve"),
+        command: Command | None = None,
         *,
         store: str | os.PathLike[str] | None = None,
         workspace: str | os.PathLike[str] | None = None,
@@ -72,7 +75,7 @@ class Client:
             raise ValueError(
                 "stderr goes to a file, a descriptor or DEVNULL: nobody reads a pipe, and stdout is the wire"
             )
-        self._command = list(command)
+        self._command = list(_installed() if command is None else command)
         for name, place in (("--store", store), ("--workspace", workspace)):
             if place is not None:
                 self._command += [name, os.fspath(place)]
@@ -399,3 +402,13 @@ def _at_rest(run: Json) -> bool:
     if run["status"] == "waiting":
         return bool(run["openApprovals"])
     return bool(run["status"] != "running")
+
+
+def _installed() -> Command:
+    """A virtual environment that is not activated has its script beside the interpreter, and not on PATH."""
+    script = Path(sys.executable).with_name("rpcagent") if sys.executable else None
+    if script is not None and os.access(script, os.X_OK):
+        return (str(script), "serve")
+    if script is not None and find_spec("rpcagent") is not None:
+        return (sys.executable, "-m", "rpcagent", "serve")
+    return ("rpcagent", "serve")
