@@ -21,6 +21,7 @@ from typing import Any
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from rpcagent import __version__, errors
 from rpcagent.agents import Agents
@@ -307,6 +308,8 @@ class Daemon:
                 waited = True
             if self._lock is not None:
                 await self._opened.wait()  # it is ours: the replay takes what it takes
+            if self._stopping.is_set():
+                return
             session = self._session
             if session is None:
                 session = without = without or self._without_store()
@@ -383,8 +386,10 @@ class Daemon:
         self._log.incident(error, f"adapter: {type(what).__name__}")
 
     async def _end(self) -> None:
-        """What was read is answered, what is in flight may be recorded; the rest stays in doubt by design."""
+        """Nothing new is taken in or begun. What was taken in is answered, what is in flight may be recorded; the rest stays
+        in doubt by design."""
         if self._supervisor is not None and self._session is not None:
+            self._supervisor.rules = replace(self._supervisor.rules, draining=True)
             self._supervisor.hurry()
             with anyio.move_on_after(max(self._grace_ms, 1_000) / 1000):
                 await self._session.settled()

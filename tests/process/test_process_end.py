@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process.outside import Seen, agent, seen, step_of
+from tests.process.outside import Seen, act, agent, seen, step_of
 from tests.process.wire_driver import ROOT, WAIT_S, Daemon
 from tests.service.driver import CountingService
 
@@ -105,6 +105,39 @@ def test_an_outcome_that_comes_too_late_for_the_grace_time_is_in_doubt_and_not_c
         answer = daemon.call("step", runId=run_id, clientRequestId="act")
         assert (answer["step"]["status"], answer["run"]["status"]) == ("unknown", "waiting")
     assert seen(service, "too late") == Seen(1, 1)
+
+
+def test_after_a_signal_no_request_is_taken_in(service: CountingService, tmp_path: Path):
+    late = {"agent": {"model": {"script": [{"text": "done"}]}}, "input": ""}
+    with Daemon(tmp_path / "store") as daemon:
+        _, ident = manual_step_in_flight(daemon, service, "too late to ask")
+        terminate(daemon)
+        daemon.result(ident)  # it is on its way out, and waits for the tool
+        daemon.write(b"".join(daemon.request("start", clientRequestId=f"late-{n}", **late)[1] for n in range(100)))
+        service.release()
+        assert (daemon.exit_code(), daemon.rest()) == (0, b"")
+    with Daemon(tmp_path / "store") as daemon:
+        assert [run["clientRequestId"] for run in daemon.call("list")["runs"]] == ["run"]
+
+
+def test_after_a_signal_nothing_begins_while_answers_still_wait_for_the_peer(service: CountingService, tmp_path: Path):
+    large = {"agent": {"model": {"script": [{"text": "done"}]}}, "input": "x" * 6_000_000}
+    script = [act("unread"), act("unread"), {"text": "done"}]
+    with Daemon(tmp_path / "store", stderr=subprocess.PIPE) as daemon:
+        heavy = daemon.call("start", clientRequestId="heavy", **large, waitMs=20_000)["runId"]
+        service.park("after_effect")
+        params = {"agent": agent(service, "at_most_once", "unread", script=script), "input": ""}
+        daemon.send("start", clientRequestId="run", **params, waitMs=600_000)
+        service.wait_parked(20)
+        daemon.send("events", runId=heavy, limit=1)  # more than it may hold: the other answer waits behind it
+        assert select.select([daemon.process.stdout], [], [], WAIT_S)[0]
+        terminate(daemon)
+        assert daemon.process.stderr is not None
+        with daemon.process.stderr as log:
+            assert json.loads(log.readline())["event"] == "stopping"
+            service.release()
+            assert daemon.exit_code() == 0
+    assert seen(service, "unread") == Seen(1, 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
