@@ -9,6 +9,7 @@ Names of members inside `params` that occur twice: the last one counts, as in mo
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -70,6 +71,15 @@ _BAD_INPUT = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError)
 _REASON_MAX = 300
 _SPACE = b" \t\r\n"
 
+DEPTH_MAX = 100
+"""Objects and arrays in each other, in one message. Far below what any part of the product can hold."""
+_TOO_DEEP = f"nested more than {DEPTH_MAX} deep"
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_MARK = re.compile(_STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
+_PAIRS = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SHALLOW_BYTES_MAX = 1 << 20
+
 
 def fail(id_: Id, error: RpcAgentError) -> Fail:
     return Fail(id_, ErrorObject(error.number, error.message, error.data))
@@ -87,6 +97,8 @@ def parse(message: bytes | Raw) -> Parsed:
     A message that answers something (`result` or `error` without `method`) gives None: whoever answers an answer may
     do so for ever. Unknown members of the envelope are ignored.
     """
+    if _too_deep(message):
+        return _refuse(message, RecursionError())
     try:
         call = _call.decode(message)
     except _BAD_INPUT as e:
@@ -100,7 +112,7 @@ def parse(message: bytes | Raw) -> Parsed:
 def _refuse(message: bytes | Raw, error: BaseException) -> Fail | None:
     """The slow path. A decoder stops at its first complaint: whether it is JSON at all is found out here."""
     try:
-        value = _anything.decode(message)
+        value = _anything_in(message)
     except _BAD_INPUT as e:
         return fail(None, ParseError(f"not JSON: {_reason(e)}", reason=_reason(e)))
     if not isinstance(value, dict):
@@ -113,23 +125,71 @@ def _refuse(message: bytes | Raw, error: BaseException) -> Fail | None:
 
 def _usable_id(message: bytes | Raw, value: Any) -> Id:
     if isinstance(value, float):
-        return _only_id.decode(message).id
+        try:
+            return _only_id.decode(message).id
+        except RecursionError:
+            return _only_id.decode(_shallow(bytes(message))).id
     return value if isinstance(value, str) or type(value) is int else None
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, RecursionError):
-        return "nested too deeply"
+        return _TOO_DEEP
     if isinstance(error, UnicodeError):
         return "invalid UTF-8"
     return str(error).replace("`", "")[:_REASON_MAX]
 
 
+def _too_deep(message: bytes | Raw, most: int = DEPTH_MAX) -> bool:
+    """Also true where brackets do not pair. Most messages have too few brackets for more than a glance."""
+    text = message if type(message) is bytes else bytes(message)
+    if text.count(b"[") + text.count(b"{") <= most:
+        return False
+    left = _STRING.sub(b"", text).translate(_PAIRS, _NO_BRACKETS)
+    if b"[" * (most + 1) in left:
+        return True
+    for _ in range(most):
+        before = len(left)
+        left = left.replace(b"[]", b"")  # the innermost of all
+        if len(left) == before:
+            break
+    return bool(left)
+
+
+def _shallow(message: bytes) -> bytes:
+    """With null for each object and array in its members: an id can be found in that whatever the depth was."""
+    depth = at = 0
+    kept = []
+    for mark in _MARK.finditer(message):
+        first = message[mark.start()]
+        if first in b"[{":
+            depth += 1
+            if depth == 2:
+                kept += [message[at : mark.start()], b"null"]
+        elif first in b"]}":
+            depth -= 1
+            if depth == 1:
+                at = mark.end()
+    return b"".join([*kept, message[at:] if depth == 0 else b""])
+
+
+def _anything_in(message: bytes | Raw) -> Any:
+    """The value; of one that no decoder takes because of its depth, what `_shallow` leaves of it. Raises what decoders do."""
+    try:
+        return _anything.decode(message)
+    except RecursionError:
+        if len(bytes(message)) > _SHALLOW_BYTES_MAX:
+            return {}
+    return _anything.decode(_shallow(bytes(message)))
+
+
 def split_batch(message: bytes, max_items: int) -> list[Raw] | Fail:
-    """The items of a batch, each for `parse`; or the one answer to all of it: not JSON, empty, or too many."""
+    """The items of a batch, each for `parse`; or the one answer to all of it: not JSON, empty, too many, or too deep."""
     try:
         # The whole text first, strings too: half of a broken batch must not be executed.
-        _anything.decode(message)
+        _anything_in(message)
+        if _too_deep(message, DEPTH_MAX + 1):
+            return fail(None, InvalidRequest(_TOO_DEEP, reason=_TOO_DEEP))
         items = _items.decode(message)
     except _BAD_INPUT as e:
         return fail(None, ParseError(f"not JSON: {_reason(e)}", reason=_reason(e)))

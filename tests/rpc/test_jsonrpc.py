@@ -145,3 +145,57 @@ def test_a_cycle_is_refused() -> None:
     cycle.append(cycle)
     with pytest.raises(Unserialisable):
         jsonrpc.encode(Ok(1, cycle))
+
+
+# -- depth
+
+
+def deep(depth: int, id_: str = "1") -> bytes:
+    """A request that is `depth` deep; its id comes last, and its text is full of brackets that do not count."""
+    arrays = depth - 2
+    inside = b'["]]]]\\"[[[", ' + b"[" * (arrays - 1) + b"]" * (arrays - 1) + b"]"
+    return b'{"jsonrpc": "2.0", "method": "x", "params": {"a": ' + inside + b'}, "id": ' + id_.encode() + b"}"
+
+
+def test_a_message_may_be_100_deep() -> None:
+    call = jsonrpc.parse(deep(100))
+    assert isinstance(call, Call)
+    assert call.id == 1
+
+
+@pytest.mark.parametrize("id_", ["1", '"a"', "1.50", "null"])
+@pytest.mark.parametrize("depth", [101, 700, 960, 2_000, 100_000])
+def test_a_deeper_one_is_refused_under_its_own_id(depth: int, id_: str) -> None:
+    answer = jsonrpc.parse(deep(depth, id_))
+    assert isinstance(answer, Fail)
+    assert json.loads(jsonrpc.encode(answer)) == {
+        "jsonrpc": "2.0",
+        "id": json.loads(id_),
+        "error": {
+            "code": -32600,
+            "message": "nested more than 100 deep",
+            "data": {"code": "INVALID_REQUEST", "retryable": False, "reason": "nested more than 100 deep"},
+        },
+    }
+    assert f'"id":{id_},'.encode() in jsonrpc.encode(answer)
+
+
+def test_a_string_full_of_brackets_has_no_depth() -> None:
+    assert isinstance(
+        jsonrpc.parse(b'{"jsonrpc":"2.0","method":"x","id":1,"params":{"a":"' + b'[{\\"' * 1_000 + b'"}}'), Call
+    )
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 2_000, b'{"a":[' + b"[[]" * 200, b"[" * 200 + b"}" * 200])
+def test_brackets_that_do_not_pair_are_no_json_however_many(text: bytes) -> None:
+    for answer in (jsonrpc.parse(text), jsonrpc.split_batch(text, 100)):
+        assert isinstance(answer, Fail)
+        assert (answer.id, answer.error.code) == (None, -32700)
+
+
+def test_a_batch_with_an_item_that_is_too_deep_is_refused_as_a_whole() -> None:
+    assert isinstance(jsonrpc.split_batch(b"[" + deep(100) + b"]", 100), list)
+    for depth in (101, 5_000):
+        answer = jsonrpc.split_batch(b"[" + deep(depth) + b"]", 100)
+        assert isinstance(answer, Fail)
+        assert (answer.id, answer.error.code) == (None, -32600)
