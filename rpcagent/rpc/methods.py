@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -27,6 +28,7 @@ PAGE_BYTES = 1 << 20
 INPUT_SHOWN = 64 << 10
 INPUT_CUT = " [...]"
 
+_PLACE = re.compile(r"[0-9]{1,12}")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -97,7 +99,9 @@ async def start(ctx: Context, params: wire.StartParams) -> dict[str, Any]:
         raise errors.InvalidParams("only `sync` is available; the other names are reserved", path="$.durability")
     print_of_it = wire.fingerprint("start", params)
     supervisor = ctx.supervisor
-    ctx.notifier.names(supervisor.run_id_of(params.namespace, params.client_request_id))
+    run_id = supervisor.run_id_of(params.namespace, params.client_request_id)
+    if _exists(supervisor, run_id):
+        ctx.notifier.names(run_id)
     with ctx.waits.granted(params.wait_ms) as wait_ms:
         known = await supervisor.started(params.namespace, params.client_request_id, print_of_it, wait_ms)
     if known is not None:
@@ -115,8 +119,13 @@ async def start(ctx: Context, params: wire.StartParams) -> dict[str, Any]:
         workspace=workspace,
         labels=params.labels,
     )
-    with ctx.waits.granted(params.wait_ms) as wait_ms:
-        return _answer(ctx, await supervisor.start(event, wait_ms))
+    ctx.notifier.names(run_id)  # before there is one, to be told of its first event
+    try:
+        with ctx.waits.granted(params.wait_ms) as wait_ms:
+            return _answer(ctx, await supervisor.start(event, wait_ms))
+    finally:
+        if not _exists(supervisor, run_id):
+            ctx.notifier.forgets(run_id)
 
 
 async def step(ctx: Context, params: wire.StepParams) -> dict[str, Any]:
@@ -255,6 +264,7 @@ async def _submit(
     wait_ms: int,
 ) -> dict[str, Any]:
     wire.check_keyed(params)
+    ctx.supervisor.find(params.run_id)
     ctx.notifier.names(params.run_id)
     ask = Ask(
         key=params.client_request_id, method=method, fingerprint=wire.fingerprint(method, params), command=command
@@ -272,6 +282,11 @@ def _answer(ctx: Context, answer: Answer) -> dict[str, Any]:
     moving = state.step(state.step_request_step) if state is not None and state.step_request_step else None
     shown = step_view(moving) if moving is not None else None
     return {"step": shown, "run": run, "replayed": False, "request": {"method": "step", "state": "in_progress"}}
+
+
+def _exists(supervisor: Supervisor, run_id: str) -> bool:
+    actor = supervisor.actors.get(run_id)
+    return actor is not None and actor.state is not None
 
 
 def _run(ctx: Context, actor: Actor) -> dict[str, Any]:
@@ -328,6 +343,6 @@ def _place(cursor: str | None, store_id: str) -> int:
     if cursor is None:
         return 0
     store, _, place = cursor.rpartition(".")
-    if store != store_id or not place.isascii() or not place.isdigit():
+    if store != store_id or not _PLACE.fullmatch(place):
         raise errors.CursorInvalid("the cursor is not one of this store; begin without one")
     return int(place)

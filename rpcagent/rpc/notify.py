@@ -38,8 +38,12 @@ class Notifier:
         self._wanted = wanted
 
     def names(self, run_id: str) -> None:
-        """The peer spoke of this run: it is one of its own."""
+        """The peer spoke of this run: it is one of its own. Of runs that there are only: a set of anything else has no end."""
         self._own.add(run_id)
+
+    def forgets(self, run_id: str) -> None:
+        """It did not come to be."""
+        self._own.discard(run_id)
 
     def committed(self, run_id: str, commit: ev.Commit) -> None:
         if not self._wants(run_id):
