@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--hold",
         action="store_true",
-        help="let nothing begin or go on: runs are only looked at, and answers are recorded for later",
+        help="let nothing begin or go on: runs are only looked at, answers are recorded for later, and no call waits",
     )
     init = command("init", "write an rpcagent.toml to begin with", _INIT)
     init.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="DIR", help="where (default: here)")

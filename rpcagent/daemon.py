@@ -261,7 +261,7 @@ class Daemon:
                 "damagedRuns": [a.run_id for a in supervisor.runs() if a.damaged is not None],
                 "droppedTailBytes": self._dropped_tail_bytes,
             },
-            waits=Waits(MAX_WAITING),
+            waits=Waits(0 if self._config.hold else MAX_WAITING),
         )
         dispatcher = Dispatcher(METHODS, on_incident=self._log.incident, max_batch=MAX_BATCH)
         return self._session_on(dispatcher, context)

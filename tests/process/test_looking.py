@@ -33,3 +33,15 @@ def test_looking_at_a_run_that_was_killed_in_mid_effect_sends_nothing_again(tmp_
             again = daemon.call("start", clientRequestId="run", agent=described, input="go", waitMs=20_000)
             assert (again["replayed"], again["run"]["status"]) == (True, "completed")
         assert seen(service, "op") == Seen(2, 1)
+
+
+def test_where_nothing_goes_on_no_call_waits_for_it(tmp_path: Path):
+    params = {"agent": {"model": {"script": [{"text": "done"}]}}, "input": "", "waitMs": 600_000}
+    with Daemon(tmp_path / "store", "--hold") as daemon:
+        run_id = daemon.call("start", clientRequestId="auto", **params)["runId"]
+        assert daemon.call("resume", runId=run_id, clientRequestId="on", waitMs=600_000)["run"]["lastSeq"] > 0
+        manual = daemon.call("start", clientRequestId="manual", **params, drive="manual")["runId"]
+        answer = daemon.call("step", runId=manual, clientRequestId="step", waitMs=600_000)
+        assert answer["request"] == {"method": "step", "state": "in_progress"}
+    with Daemon(tmp_path / "store") as daemon:
+        assert daemon.call("step", runId=manual, clientRequestId="step")["step"]["status"] == "completed"
