@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rpcagent import __version__
-from rpcagent.batch.options import add_commands
+from rpcagent.batch.options import add_commands, folder
 
 _ABOUT = """\
 A JSON-RPC 2.0 daemon on stdio that runs agents durably: killed anywhere, the next process on the same store goes on from
@@ -126,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(serve)
     serve.add_argument(
         "--lock-wait",
-        type=float,
+        type=_seconds,
         default=6.0,
         metavar="S",
         help="how long to wait for another process on this store before every call is answered STORE_LOCKED; the store "
@@ -156,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="where the write-ahead log is (default: $RPCAGENT_STORE, else a directory of this workspace's own under "
         "$XDG_STATE_HOME/rpcagent or ~/.local/state/rpcagent)",
@@ -252,15 +253,35 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _workspace(options: argparse.Namespace) -> Path | None:
     """None: it was told that there is no such directory."""
-    workspace: Path = options.workspace.resolve()
-    if workspace.is_dir():
-        return workspace
-    sys.stderr.write(f"rpcagent: --workspace {workspace} is not a directory\n")
+    try:
+        store = _named_store(options)
+        if store is not None and not store.is_absolute():
+            Path.cwd()
+        workspace: Path = options.workspace.resolve()
+        if workspace.is_dir():
+            return workspace
+        why = f"--workspace {workspace} is not a directory"
+    except FileNotFoundError:
+        why = "the directory that this was started in is gone; start it in one that exists"
+    except (OSError, RuntimeError, ValueError):
+        why = f"--workspace {str(options.workspace)!r} cannot be read"
+    sys.stderr.write(f"rpcagent: {why}\n")
     return None
+
+
+def _named_store(options: argparse.Namespace) -> Path | None:
+    store: Path | None = options.store
+    return store or (Path(os.environ["RPCAGENT_STORE"]) if os.environ.get("RPCAGENT_STORE") else None)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if math.isnan(seconds):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds
 
 
 def _store(options: argparse.Namespace, workspace: Path) -> Path:
     from rpcagent.daemon import default_store
 
-    named = options.store or (Path(os.environ["RPCAGENT_STORE"]) if os.environ.get("RPCAGENT_STORE") else None)
-    return (named or default_store(workspace)).absolute()
+    return (_named_store(options) or default_store(workspace)).absolute()

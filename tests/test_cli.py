@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,47 @@ def test_its_examples_are_right_once_the_comment_signs_are_gone(tmp_path: Path):
     assert list(report.starts) == ["tickets"]
     assert list(config.load(path).models) == ["main", "real"]
     assert len(config.load(path).agents["closer"].tools) == 3
+
+
+# Mistakes
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "trust", "runs"])
+def test_an_empty_name_of_a_store_is_a_mistake(command: str, capsys: pytest.CaptureFixture[str]):
+    assert "the name of a folder is empty" in refused(capsys, command, "--store", "")
+
+
+@pytest.mark.parametrize("text", ["nan", "-nan", "soon", ""])
+def test_a_wait_that_is_no_number_is_a_mistake(text: str, capsys: pytest.CaptureFixture[str]):
+    assert "argument --lock-wait" in refused(capsys, "serve", f"--lock-wait={text}")
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "trust"])
+def test_a_directory_that_is_gone_is_told_in_a_line(command: str, tmp_path: Path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = "import os, sys; os.rmdir(os.getcwd()); from rpcagent import cli; sys.exit(cli.main(sys.argv[1:]))"
+    for more in ([], ["--workspace", str(tmp_path), "--store", "store"]):
+        gone.mkdir(exist_ok=True)
+        run = [sys.executable, "-P", "-c", script, command, *more]
+        done = subprocess.run(
+            run, cwd=gone, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        )
+        told = "rpcagent: the directory that this was started in is gone; start it in one that exists\n"
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
+def test_a_directory_that_is_gone_is_not_missed_where_no_path_is_named_from_it(tmp_path: Path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = "import os, sys; os.rmdir(os.getcwd()); from rpcagent import cli; sys.exit(cli.main(sys.argv[1:]))"
+    run = [sys.executable, "-P", "-c", script, "serve", "--workspace", str(tmp_path), "--store", str(tmp_path / "s")]
+    done = subprocess.run(run, cwd=gone, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -77,6 +77,14 @@ cancelled, now or before.
 
 {exits.ABOUT}"""
 
+
+def folder(text: str) -> Path:
+    """What `--store` names. An empty name, of a variable that is not set, say, is not the present directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of a folder is empty")
+    return Path(text)
+
+
 AddCommand = Callable[[str, str, str], argparse.ArgumentParser]
 """(name, purpose, description) -> its parser."""
 
@@ -142,7 +150,7 @@ def _command(command: AddCommand, name: str, purpose: str, about: str) -> argpar
     parser.set_defaults(perform=perform)
     parser.add_argument("--json", action="store_true", help="one JSON object a line, on standard output")
     place = parser.add_argument_group("which store (as in `rpcagent serve`)")
-    place.add_argument("--store", type=Path, metavar="DIR", help="default: $RPCAGENT_STORE, else the workspace's own")
+    place.add_argument("--store", type=folder, metavar="DIR", help="default: $RPCAGENT_STORE, else the workspace's own")
     place.add_argument("--workspace", type=Path, metavar="DIR", help="what the agent works on (default: here)")
     place.add_argument("--config", type=Path, metavar="FILE", help="the configuration, trusted by naming it")
     place.add_argument("--trust-workspace", action="store_true", help="use the workspace's rpcagent.toml as it is")
