@@ -28,7 +28,7 @@ from rpcagent.agents import Agents
 from rpcagent.config import EMPTY, FileConfig
 from rpcagent.journal.commit import GroupCommit
 from rpcagent.journal.disk import RealDisk, StoreLock, make_store_folder
-from rpcagent.journal.wal import Wal
+from rpcagent.journal.wal import Wal, stranger_in
 from rpcagent.log import Log
 from rpcagent.models.catalog import Catalog
 from rpcagent.rpc import wire
@@ -166,15 +166,26 @@ class Daemon:
 
     def _take_lock(self) -> errors.RpcAgentError | None:
         """None: this process owns the store."""
+        store = self._config.store
         try:
-            make_store_folder(self._config.store)
-            self._lock = StoreLock.take(self._config.store, since=_utc())
+            make_store_folder(store)
+            if not store.is_dir():
+                return errors.StorageError(
+                    f"the store {store} is a file, not a folder", retryable=False, errno="ENOTDIR"
+                )
+            if (stranger := stranger_in(os.listdir(store))) is not None:  # noqa: PTH208 - names, not paths
+                return errors.StorageError(
+                    f"the folder {store} is not a store: {stranger!r} is in it. Name an empty folder, or a new one",
+                    retryable=False,
+                    errno="ENOTEMPTY",
+                )
+            self._lock = StoreLock.take(store, since=_utc())
         except errors.RpcAgentError as error:
             return error
         except OSError as error:
             why = os.strerror(error.errno or 0)
             name = errno.errorcode.get(error.errno or 0, "EIO")
-            return errors.StorageError(f"the store {self._config.store} cannot be used: {why}", errno=name)
+            return errors.StorageError(f"the store {store} cannot be used: {why}", errno=name)
         return None
 
     async def _open_store(self) -> None:

@@ -37,7 +37,7 @@ from rpcagent.journal import record, tail
 from rpcagent.journal.record import Entry, Item
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rpcagent.journal.disk import Disk, Fence
 
@@ -48,6 +48,13 @@ _SEGMENT = re.compile(r"(\d{16})\.jsonl")
 _NO_HEAD = (b" " * (record.SLOT - 1) + b"\n") * 2
 # All that may stand where a store is made.
 _NO_STORE_YET = frozenset({"LOCK", _FOLDER, "blobs", "jobs", "trusted", "lost+found"})
+
+
+def stranger_in(names: Iterable[str]) -> str | None:
+    """The name that shows that a folder is no store and can become none; None where it may, or has a log of its own."""
+    known = {"HEAD", _FOLDER}
+    found = set(names)
+    return None if found & known else min(found - _NO_STORE_YET, default=None)
 
 
 class Wal:

@@ -241,6 +241,31 @@ def test_a_place_that_cannot_be_a_store_is_an_error_that_says_why_and_no_crash(t
         assert daemon.stop() == 1
 
 
+def test_a_file_as_the_store_is_called_one_and_by_its_name(tmp_path: Path):
+    store = tmp_path / "store"
+    store.write_text("mine")
+    with Daemon(store, workspace=ROOT) as daemon:
+        with refused("STORAGE") as caught:
+            daemon.call("status")
+        assert caught[0].message == f"the store {store} is a file, not a folder"
+        assert caught[0].data == {"code": "STORAGE", "retryable": False, "errno": "ENOTDIR"}
+        assert daemon.stop() == 1
+    assert store.read_text() == "mine"
+
+
+def test_a_folder_of_something_else_is_no_store_and_is_left_as_it_is(tmp_path: Path):
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "notes.txt").write_text("mine")
+    with Daemon(store, workspace=ROOT) as daemon:
+        with refused("STORAGE") as caught:
+            daemon.call("status")
+        assert caught[0].message.startswith(f"the folder {store} is not a store: 'notes.txt' is in it.")
+        assert caught[0].data == {"code": "STORAGE", "retryable": False, "errno": "ENOTEMPTY"}
+        assert [path.name for path in store.iterdir()] == ["notes.txt"]
+        assert daemon.stop() == 1
+
+
 def test_a_store_that_it_may_not_write_to_is_an_error_that_says_why_and_is_used_as_soon_as_it_may(tmp_path: Path):
     store = tmp_path / "parent" / "store"
     store.parent.mkdir(mode=0o500)
