@@ -275,8 +275,9 @@ class _Meaning:
     def _budget(self, budget: Budget | None, keys: Keys) -> None:
         for name in Budget.__struct_fields__:
             amount = getattr(budget, name, None)
-            if amount is not None and amount <= 0:
+            if amount is not None and not amount > 0:
                 self._wrong((*keys, name), "a limit is more than 0; without one, leave it out")
+        self._try(wire.check_budget, budget, _way(keys))
 
     def _try(self, check: Callable[..., _T], *arguments: Any) -> _T | None:
         try:

@@ -200,6 +200,10 @@ BAD: dict[str, tuple[str, str]] = {
         "[agents.fixer]\n[agents.fixer.budget]\ntokens = 0\n",
         "3: $.agents.fixer.budget.tokens: a limit is more than 0; without one, leave it out",
     ),
+    "a limit beyond all use": (
+        "[budget]\ncost_usd = 1e308\n",
+        "2: $.budget.cost_usd: a limit is at most 1000000000",
+    ),
     "a model that is not there": (
         '[models.main]\n[agents.fixer]\nmodel = "man"\n',
         "3: $.agents.fixer.model: there is no model named 'man'; did you mean 'main'?",

@@ -97,6 +97,7 @@ async def start(ctx: Context, params: wire.StartParams) -> dict[str, Any]:
         raise errors.InvalidParams("forks are not available in this version", path="$.from")
     if params.durability != "sync":
         raise errors.InvalidParams("only `sync` is available; the other names are reserved", path="$.durability")
+    wire.check_budgets(params)
     print_of_it = wire.fingerprint("start", params)
     supervisor = ctx.supervisor
     run_id = supervisor.run_id_of(params.namespace, params.client_request_id)

@@ -22,12 +22,17 @@ PROTOCOL_VERSION = 1
 MOST_WAIT_MS = 600_000
 STEP_WAIT_MS = 30_000
 MOST_PAGE = 1_000
+MOST_COUNTED = 1_000_000_000_000
+MOST_MEASURED = 1_000_000_000.0
+"""Of dollars and of seconds. Far beyond use, and far below where sums stop being numbers that JSON can hold."""
 
 RunStatus = Literal["ready", "running", "waiting", "completed", "failed", "cancelled", "damaged"]
 WaitMs = Annotated[int, Meta(ge=0, le=MOST_WAIT_MS)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Limit = Annotated[int, Meta(ge=1, le=MOST_PAGE)]
+Counted = Annotated[int, Meta(ge=1, le=MOST_COUNTED)]
+Measured = Annotated[float, Meta(gt=0, le=MOST_MEASURED)]
 
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -157,12 +162,12 @@ class ResumeParams(Keyed, frozen=True, kw_only=True):
 class Extend(Params, frozen=True, kw_only=True):
     """What is added to the budget."""
 
-    steps: Annotated[int, Meta(ge=1)] | None = None
-    attempts: Annotated[int, Meta(ge=1)] | None = None
-    repeats: Annotated[int, Meta(ge=1)] | None = None
-    tokens: Annotated[int, Meta(ge=1)] | None = None
-    cost_usd: Annotated[float, Meta(gt=0)] | None = None
-    active_s: Annotated[float, Meta(gt=0)] | None = None
+    steps: Counted | None = None
+    attempts: Counted | None = None
+    repeats: Counted | None = None
+    tokens: Counted | None = None
+    cost_usd: Measured | None = None
+    active_s: Measured | None = None
 
     def amounts(self) -> dict[str, float]:
         return {name: float(value) for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
@@ -265,6 +270,21 @@ def check_status(params: StatusParams) -> None:
     elif params.namespace:
         raise errors.InvalidParams("goes only with clientRequestId; `list` takes one alone", path="$.namespace")
     check_namespace(params.namespace)
+
+
+def check_budgets(params: StartParams) -> None:
+    """Raises InvalidParams for a limit that is beyond all use."""
+    check_budget(params.budget, "$.budget")
+    if isinstance(params.agent, AgentParams):
+        check_budget(params.agent.budget, "$.agent.budget")
+
+
+def check_budget(budget: Budget | None, path: str) -> None:
+    for info in _fields(Budget):
+        amount = getattr(budget, info.name, None)
+        most = MOST_MEASURED if info.name in {"cost_usd", "active_s"} else MOST_COUNTED
+        if amount is not None and not amount <= most:
+            raise errors.InvalidParams(f"a limit is at most {most:.0f}", path=f"{path}.{info.encode_name}")
 
 
 def check_key(key: str) -> None:

@@ -88,3 +88,21 @@ async def test_a_start_that_is_the_peers_own_is_told_from_its_first_event(daemon
     await daemon.call("initialize", protocolVersion=1, capabilities={"events": "own"})
     run = (await daemon.call("start", clientRequestId="a", **START))["run"]
     assert [note["params"]["seq"] for note in daemon.out] == list(range(1, run["lastSeq"] + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "amount"), [("costUsd", 1e308), ("activeS", 1.1e9), ("tokens", 10**13), ("steps", 10**400)]
+)
+async def test_a_limit_beyond_all_use_is_refused_with_its_path(daemon: Daemon, name: str, amount: float) -> None:
+    agent = {**START["agent"], "budget": {name: amount}}  # type: ignore[dict-item]
+    for more in ({"budget": {name: amount}}, {"agent": agent}):
+        assert await daemon.call("start", clientRequestId="a", **{**START, **more}) == "INVALID_PARAMS"
+    extend = {"runId": NO_RUN, "approvalId": f"apr_{'a' * 26}_1", "digest": "", "decision": "extend"}
+    answer = await daemon.call("approve", clientRequestId="a", **extend, extend={name: amount})
+    assert answer == "INVALID_PARAMS"
+
+
+async def test_the_largest_limits_add_up_to_numbers_that_can_be_shown(daemon: Daemon) -> None:
+    budget = {"costUsd": 1e9, "activeS": 1e9, "tokens": 10**12}
+    run_id = (await daemon.call("start", clientRequestId="a", **START, budget=budget))["runId"]
+    assert (await daemon.call("status", runId=run_id))["budget"]["limits"]["costUsd"] == 1e9
