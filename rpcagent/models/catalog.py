@@ -13,8 +13,8 @@ import anyio
 from rpcagent.errors import InvalidParams
 from rpcagent.models.arguments import Arguments
 from rpcagent.runs.definition import ModelSettings
-from rpcagent.runs.effects import DURATION_MOST_MS
 from rpcagent.runs.events import Trouble
+from rpcagent.runs.instants import LONGEST_MS
 from rpcagent.runs.outcomes import Failed, Lost, ModelReply, NotDone
 from rpcagent.runs.ports import Model, ModelRequest
 
@@ -62,10 +62,10 @@ class Catalog:
         """Raises InvalidParams where a run with these settings could never get an answer."""
         if settings.provider not in self._factories:
             raise InvalidParams(self._unknown(settings.provider), path=f"{path}.provider")
-        if not 1 <= settings.timeout_ms <= DURATION_MOST_MS:
-            raise InvalidParams(f"a time limit is 1 to {DURATION_MOST_MS} ms", path=f"{path}.timeoutMs")
-        if not 0 <= settings.retry_for_ms <= DURATION_MOST_MS:
-            raise InvalidParams(f"0 to {DURATION_MOST_MS} ms", path=f"{path}.retryForMs")
+        if not 1 <= settings.timeout_ms <= LONGEST_MS:
+            raise InvalidParams(f"a time limit is 1 to {LONGEST_MS} ms", path=f"{path}.timeoutMs")
+        if not 0 <= settings.retry_for_ms <= LONGEST_MS:
+            raise InvalidParams(f"0 to {LONGEST_MS} ms", path=f"{path}.retryForMs")
         if settings.script:
             from rpcagent.models.scripted import validate_script
 

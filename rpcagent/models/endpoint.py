@@ -14,7 +14,7 @@ import msgspec
 from rpcagent.errors import InvalidParams
 from rpcagent.models.redaction import NAME, REFERENCE, Secrets, names_in
 from rpcagent.runs.definition import ModelSettings
-from rpcagent.runs.effects import DURATION_MOST_MS
+from rpcagent.runs.instants import LONGEST_MS
 from rpcagent.urls import checked_url
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -106,8 +106,8 @@ def check_endpoint(settings: ModelSettings, path: str) -> None:
         if name in _NOT_OPTIONS:
             raise InvalidParams(f"{name} is set by the daemon", path=f"{path}.options")
     for name in ("connect", "first_token", "idle"):
-        if not 1 <= getattr(settings, f"{name}_timeout_ms") <= DURATION_MOST_MS:
-            raise InvalidParams(f"a time limit is 1 to {DURATION_MOST_MS} ms", path=f"{path}.{_camel(name)}TimeoutMs")
+        if not 1 <= getattr(settings, f"{name}_timeout_ms") <= LONGEST_MS:
+            raise InvalidParams(f"a time limit is 1 to {LONGEST_MS} ms", path=f"{path}.{_camel(name)}TimeoutMs")
 
 
 def _check_url(url: str, path: str) -> None:

@@ -18,8 +18,8 @@ import msgspec
 from rpcagent.errors import InvalidParams
 from rpcagent.models.assembly import TOKENS_MOST, TOO_DEEP, too_deep
 from rpcagent.runs.definition import Definition
-from rpcagent.runs.effects import DURATION_MOST_MS
 from rpcagent.runs.events import Trouble, Usage
+from rpcagent.runs.instants import LONGEST_MS
 from rpcagent.runs.outcomes import AskedCall, Failed, Lost, ModelReply, NotDone
 from rpcagent.runs.ports import ModelRequest
 from rpcagent.runs.state import Message
@@ -169,8 +169,8 @@ def _check(turn: Turn, value: dict[str, Any], path: str) -> None:
             raise InvalidParams("a failure has a kind", path=f"{path}.fail.kind")
         if turn.fail.times is not None and turn.fail.times < 1:
             raise InvalidParams("a number of attempts is at least 1", path=f"{path}.fail.times")
-        if turn.fail.retry_after_ms is not None and not 0 <= turn.fail.retry_after_ms <= DURATION_MOST_MS:
-            raise InvalidParams(f"a wait is 0 to {DURATION_MOST_MS} ms", path=f"{path}.fail.retryAfterMs")
+        if turn.fail.retry_after_ms is not None and not 0 <= turn.fail.retry_after_ms <= LONGEST_MS:
+            raise InvalidParams(f"a wait is 0 to {LONGEST_MS} ms", path=f"{path}.fail.retryAfterMs")
     if not all(0 <= tokens <= TOKENS_MOST for tokens in (turn.usage.input_tokens, turn.usage.output_tokens)):
         raise InvalidParams(f"a number of tokens is 0 to {TOKENS_MOST}", path=f"{path}.usage")
     if not 0 <= turn.usage.cost_usd <= COST_MOST_USD:

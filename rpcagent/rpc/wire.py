@@ -16,7 +16,8 @@ from msgspec.structs import FieldInfo, fields
 from rpcagent import errors
 from rpcagent.ids import digest_of, is_request_key, is_run_id
 from rpcagent.runs.definition import Budget, Drive, Recovery, Rule, Verdict
-from rpcagent.runs.effects import DURATION_MOST_MS, EffectClass
+from rpcagent.runs.effects import EffectClass
+from rpcagent.runs.instants import LONGEST_MS
 
 PROTOCOL_VERSION = 1
 MOST_WAIT_MS = 600_000
@@ -308,8 +309,8 @@ def duration_ms(text: str, path: str) -> int:
     if found is None:
         raise errors.InvalidParams("a duration is a whole number and ms, s, m, h or d, such as `24h`", path=path)
     duration = int(found[1]) * _UNIT_MS[found[2]]
-    if duration > DURATION_MOST_MS:
-        raise errors.InvalidParams(f"a duration is at most {DURATION_MOST_MS // _UNIT_MS['d']}d", path=path)
+    if duration > LONGEST_MS:
+        raise errors.InvalidParams(f"a duration is at most {LONGEST_MS // _UNIT_MS['d']}d", path=path)
     return duration
 
 

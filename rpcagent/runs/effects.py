@@ -13,9 +13,6 @@ import msgspec
 EffectClass = Literal["read_only", "idempotent", "reconcilable", "at_most_once"]
 LookUpAnswer = Literal["found", "absent", "pending", "unsure"]
 
-DURATION_MOST_MS = 315_360_000_000
-"""Ten years: no duration that anybody declares is longer, so that none leads out of the calendar."""
-
 ToolName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,40}\.[A-Za-z0-9_-]{1,60}\Z")]
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from rpcagent.errors import InvalidParams
-from rpcagent.runs.effects import DURATION_MOST_MS, EffectClass, ToolName, ToolSpec
+from rpcagent.runs.effects import EffectClass, ToolName, ToolSpec
+from rpcagent.runs.instants import LONGEST_MS
 from rpcagent.tools.http import HttpCall, check_headers, check_url
 from rpcagent.tools.reconcile import LookUpCall, check_conditions
 
@@ -88,9 +89,9 @@ def _check_contract(tool: InlineTool, path: str) -> None:
         raise InvalidParams("only a reconcilable tool is looked up", path=f"{path}.lookup")
     if tool.effect != "idempotent" and tool.key_ttl_ms is not None:
         raise InvalidParams("only an idempotent tool has keyTtlMs", path=f"{path}.keyTtlMs")
-    if tool.key_ttl_ms is not None and not 1 <= tool.key_ttl_ms <= DURATION_MOST_MS:
-        raise InvalidParams(f"1 to {DURATION_MOST_MS}", path=f"{path}.keyTtlMs")
-    if not 0 <= tool.settle_ms <= DURATION_MOST_MS:
-        raise InvalidParams(f"0 to {DURATION_MOST_MS}", path=f"{path}.settleMs")
+    if tool.key_ttl_ms is not None and not 1 <= tool.key_ttl_ms <= LONGEST_MS:
+        raise InvalidParams(f"1 to {LONGEST_MS}", path=f"{path}.keyTtlMs")
+    if not 0 <= tool.settle_ms <= LONGEST_MS:
+        raise InvalidParams(f"0 to {LONGEST_MS}", path=f"{path}.settleMs")
     if not 1 <= tool.timeout_ms <= TIMEOUT_MOST_MS:
         raise InvalidParams(f"1 to {TIMEOUT_MOST_MS}", path=f"{path}.timeoutMs")

@@ -19,7 +19,8 @@ import msgspec
 
 from rpcagent.errors import InvalidParams
 from rpcagent.ids import canonical_json, digest_of
-from rpcagent.runs.effects import DURATION_MOST_MS, EffectClass, ToolSpec
+from rpcagent.runs.effects import EffectClass, ToolSpec
+from rpcagent.runs.instants import LONGEST_MS
 from rpcagent.tools.reconcile import Conditions, check_conditions
 
 START_MOST_S = 30.0
@@ -226,10 +227,10 @@ def _tool_config(config: ToolConfig, path: str) -> ToolConfig:
         raise InvalidParams("a tool that only reads gets no key", path=f"{path}.keyArgument")
     if config.effect != "idempotent" and config.key_ttl_ms is not None:
         raise InvalidParams("only an idempotent tool has keyTtlMs", path=f"{path}.keyTtlMs")
-    if config.key_ttl_ms is not None and not 1 <= config.key_ttl_ms <= DURATION_MOST_MS:
-        raise InvalidParams(f"1 to {DURATION_MOST_MS}", path=f"{path}.keyTtlMs")
-    if not 0 <= config.settle_ms <= DURATION_MOST_MS:
-        raise InvalidParams(f"0 to {DURATION_MOST_MS}", path=f"{path}.settleMs")
+    if config.key_ttl_ms is not None and not 1 <= config.key_ttl_ms <= LONGEST_MS:
+        raise InvalidParams(f"1 to {LONGEST_MS}", path=f"{path}.keyTtlMs")
+    if not 0 <= config.settle_ms <= LONGEST_MS:
+        raise InvalidParams(f"0 to {LONGEST_MS}", path=f"{path}.settleMs")
     if config.timeout_ms is not None and not 1 <= config.timeout_ms <= TIMEOUT_MOST_S * 1_000:
         raise InvalidParams(f"1 to {TIMEOUT_MOST_S * 1_000}", path=f"{path}.timeoutMs")
     return config
