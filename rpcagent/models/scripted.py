@@ -80,7 +80,7 @@ class ScriptedModel:
     async def complete(
         self, request: ModelRequest, emit: Callable[[str], None]
     ) -> ModelReply | NotDone | Failed | Lost:
-        place = sum(message.role == "assistant" for message in request.messages)
+        place = [message.role for message in request.messages].count("assistant")
         script = request.definition.model.script
         if not script:
             return _said(_builtin(request.definition, place), place, emit)
