@@ -37,8 +37,10 @@ from rpcagent.rpc.methods import METHODS, Context, Waits
 from rpcagent.rpc.notify import Notifier
 from rpcagent.runs.decide import Rules
 from rpcagent.runs.definition import Definition
+from rpcagent.runs.ports import ToolRequest
 from rpcagent.runs.supervisor import Subscriber, Supervisor
 from rpcagent.tools.registry import Registry
+from rpcagent.tools.shell import Shell
 from rpcagent.transport.framing import FRAME_BYTES_MAX, Framer
 from rpcagent.transport.stdio import Claimed, Wire
 
@@ -205,7 +207,13 @@ class Daemon:
         self._dropped_tail_bytes = wal.dropped_tail_bytes
         entries = [(entry.run, bytes(entry.body)) for entry in wal.entries()]
         journal = self._journal = GroupCommit(wal)
-        registry = self._registry = Registry(store=str(self._config.store), on_fault=self._fault, on_note=self._note)
+        store = str(self._config.store)
+        registry = self._registry = Registry(
+            store=store,
+            on_fault=self._fault,
+            servers={"shell": Shell(store, progress=self._output)},
+            on_note=self._note,
+        )
         agents = self._agents = Agents(self._config.config, self._catalog, registry)
         supervisor = self._supervisor = Supervisor(
             journal=journal,
@@ -389,6 +397,9 @@ class Daemon:
         self._exit = EXIT_POISONED
         self._grace_ms = 0
         self._stopping.set()
+
+    def _output(self, request: ToolRequest, piece: bytes) -> None:
+        self._notifier.output(request.run_id, request.step_id, request.attempt, piece.decode(errors="replace"))
 
     def _note(self, server: str, text: str) -> None:
         self._log.info("mcp server", server=server, note=text)

@@ -54,7 +54,8 @@ class Progress:
         if stream != self._stream:
             self._desk.end_piece()
             self._stream, self._streamed = stream, ""
-            self._desk.piece(f"{'model':<{WORD_WIDTH}}")
+            word = "output" if params.get("stream") == "output" else "model"
+            self._desk.piece(f"{word:<{WORD_WIDTH}}")
         self._streamed += params["text"]
         self._desk.piece(visible(params["text"], lines=True).replace("\n", "\n" + " " * WORD_WIDTH))
 

@@ -56,10 +56,17 @@ class Notifier:
 
     def delta(self, run_id: str, step_id: str, attempt: int, text: str) -> None:
         """Ephemeral: dropped without a word where the peer is slow."""
-        if self._wants(run_id) and self._wanted is not None and self._wanted.deltas:
-            if self._backlog() > BACKLOG_BYTES_MAX:
-                return
-            self.notify("run/delta", {"runId": run_id, "stepId": step_id, "attempt": attempt, "text": text})
+        self._delta({"runId": run_id, "stepId": step_id, "attempt": attempt, "text": text})
+
+    def output(self, run_id: str, step_id: str, attempt: int, text: str) -> None:
+        """The same for what a command prints."""
+        self._delta({"runId": run_id, "stepId": step_id, "attempt": attempt, "text": text, "stream": "output"})
+
+    def _delta(self, params: dict[str, Any]) -> None:
+        if self._wanted is None or not self._wanted.deltas or not self._wants(params["runId"]):
+            return
+        if self._backlog() <= BACKLOG_BYTES_MAX:
+            self.notify("run/delta", params)
 
     def catch_up(self) -> None:
         """The peer has read what was queued: say where the gaps begin, so that it can ask for the rest."""

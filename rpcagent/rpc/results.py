@@ -298,12 +298,13 @@ class ShutdownResult(Shown, frozen=True, kw_only=True):
 
 
 class DeltaShown(Shown, frozen=True, kw_only=True):
-    """A piece of a model's answer as it comes: shown and forgotten."""
+    """A piece of a model's answer, or of a command's output, as it comes: shown and forgotten."""
 
     run_id: str
     step_id: str
     attempt: int
     text: str
+    stream: Literal["answer", "output"] = "answer"
 
 
 class LagShown(Shown, frozen=True, kw_only=True):

@@ -161,3 +161,25 @@ def _unknown(client: Client, key: str) -> bool:
         assert error.code == "NOT_FOUND"
         return True
     return False
+
+
+def test_what_a_command_prints_is_sent_as_it_comes(connect: Connect) -> None:
+    deltas: list[dict[str, Any]] = []
+    client = connect(on_delta=deltas.append)
+    agent = {
+        "tools": ["shell"],
+        "model": {
+            "script": [
+                {"calls": [{"tool": "shell.run", "arguments": {"command": "echo one; echo two"}}]},
+                {"text": "Run."},
+            ]
+        },
+        "policy": {"rules": [{"do": "allow"}]},
+    }
+    run_id = client.start(agent, "print")["runId"]
+    shown = client.wait(run_id, WAIT_S)
+    assert shown["run"]["status"] == "completed"
+    step_id = next(step["stepId"] for step in shown["steps"] if step["kind"] == "tool_call")
+    printed = [delta for delta in deltas if delta.get("stream") == "output"]
+    assert "".join(delta["text"] for delta in printed) == "one\ntwo\n"
+    assert {(delta["runId"], delta["stepId"], delta["attempt"]) for delta in printed} == {(run_id, step_id, 1)}
