@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from rpcagent.batch import act, exits, look
 from rpcagent.batch.desk import ClientNotes, Desk
@@ -44,11 +44,47 @@ LOG_TAIL_BYTES = 16 << 10
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked for the end, as Ctrl-C does."""
+    """A signal asked for the end."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.exit_code = 128 + number
+
+
+class Signals:
+    """SIGINT, SIGTERM and SIGHUP: the first raises Stopped where the command is. The next kills the daemon, for which `close`
+    then need not wait; one more ends this process, whatever it hangs on.
+
+    None but the first raises, and none once the command is `ending`: an exception that comes while a lock is being taken
+    can leave it taken, and then `close` would wait for it for ever. What this process was started to ignore (`nohup`) stays
+    ignored.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.ending = False
+        self._client = client
+        self._killed = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._came)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _came(self, number: int, _frame: FrameType | None) -> None:
+        if not self.ending:
+            self.ending = True
+            raise Stopped(number)
+        if self._killed:
+            os._exit(128 + number)
+        self._killed = True
+        self._client.strike()
 
 
 def conducted(options: argparse.Namespace) -> int:
@@ -70,8 +106,9 @@ def conducted(options: argparse.Namespace) -> int:
         )
 
     try:
-        with _ends_on_signals():
-            return perform_on(desk, place, connect, options, log.tail)
+        return perform_on(desk, place, connect, options, log.tail)
+    except Stopped as stopped:  # before anything was begun, or when there was nothing left to say
+        return stopped.exit_code
     finally:
         log.close(desk)
 
@@ -89,22 +126,28 @@ def perform_on(
 ) -> int:
     """Runs the command with the client that `connect` makes. Never raises for what a reader can be told."""
     feed = Feed()
-    with connect(feed, desk.streams) as client, _notes(desk):
+    client = connect(feed, desk.streams)
+    with Signals(client) as signals, client, _notes(desk):
         session = Session(client, feed, desk, place)
         try:
             session.begin()
             for note in plain_lines(log_tail()):
                 desk.say(visible(note), "ask")
             code = COMMANDS[options.command](session, options)
-            client.close()
+            signals.ending = True
         except (Mistake, ClientError) as error:
+            signals.ending = True
             return complained(desk, error, log_tail())
         except BrokenPipeError:
+            signals.ending = True
             with suppress(OSError, ValueError):
                 desk.closed()
             return exits.PIPE_CLOSED
-        except KeyboardInterrupt as interrupt:
-            return _interrupted(session, interrupt)
+        except Stopped as stopped:
+            _say_interrupted(session)
+            client.close()  # what is in flight gets its grace time
+            return stopped.exit_code
+        client.close()
         return code
 
 
@@ -118,11 +161,9 @@ def complained(desk: Desk, error: Mistake | ClientError, log_tail: str = "") -> 
     return fault.exit_code
 
 
-def _interrupted(session: Session, interrupt: KeyboardInterrupt) -> int:
-    """The daemon may end in order: what is in flight gets its grace time. A second interrupt ends it at once."""
-    code = interrupt.exit_code if isinstance(interrupt, Stopped) else exits.INTERRUPTED
-    try:
-        desk = session.desk
+def _say_interrupted(session: Session) -> None:
+    desk = session.desk
+    with suppress(OSError):  # nobody may read any more
         desk.say()
         desk.say("Interrupted. The daemon ends in order; interrupt again to end it at once.", "ask")
         if session.run_id or session.key:
@@ -131,12 +172,6 @@ def _interrupted(session: Session, interrupt: KeyboardInterrupt) -> int:
             )
             desk.say(f"{session.run_id or 'The run'} is safe: what was done stays recorded. Go on with:", "ask")
             desk.say(f"  {go_on}", "strong")
-        session.client.close()
-    except KeyboardInterrupt:
-        session.client.kill()
-    except OSError:
-        session.client.close()  # nobody reads any more
-    return code
 
 
 class DaemonLog:
@@ -175,23 +210,3 @@ def _notes(desk: Desk) -> Iterator[None]:
         log.removeHandler(notes)
         log.setLevel(level)
         log.propagate = propagate
-
-
-@contextmanager
-def _ends_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does, with exit codes of their own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        raise Stopped(number)
-
-    before: dict[signal.Signals, Any] = {}
-    try:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            before[number] = signal.signal(number, stop)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -122,6 +122,13 @@ class Client:
         if connection is not None:
             connection.end(0)
 
+    def strike(self) -> None:
+        """SIGKILL alone: takes no lock and waits for nothing, so that a signal handler may call it while this very thread is
+        anywhere in the client. `close` or `kill` must still reap."""
+        connection = self._connection
+        if connection is not None:
+            connection.strike()
+
     def __enter__(self) -> Self:
         return self
 

@@ -265,6 +265,10 @@ class Connection:
             self._stdin.close()
         return self._process.returncode
 
+    def strike(self) -> None:
+        """SIGKILL, and nothing else. Where it has been reaped, nothing."""
+        self._process.kill()
+
     def _reaped(self, seconds: float) -> bool:
         try:
             self._process.wait(seconds)
