@@ -106,7 +106,16 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
         yield {
             "status": status,
             "events": events,
-            "deltas": "".join(n["params"]["text"] for n in notes if n["method"] == "run/delta"),
+            "deltas": "".join(
+                n["params"]["text"]
+                for n in notes
+                if n["method"] == "run/delta" and n["params"].get("stream", "answer") == "answer"
+            ),
+            "printed": "".join(
+                n["params"]["text"]
+                for n in notes
+                if n["method"] == "run/delta" and n["params"].get("stream") == "output"
+            ),
             "calls": stage.calls(),
             "told": stage.told(),
             "trace": stage.repository.trace(),
@@ -125,6 +134,8 @@ def test_unbroken_each_command_is_run_once_and_each_answer_is_asked_for_once(unb
     }
     assert [(call.turn, call.ended) for call in unbroken["calls"]] == [(n, "answered") for n in range(6)]
     assert unbroken["deltas"] == "".join(turn["text"] for turn in TURNS)
+    assert "FAILED (failures=1)" in unbroken["printed"]
+    assert "+    return sum(price * count for price, count in items)" in unbroken["printed"]
     assert unbroken["status"]["budget"]["spent"]["tokens"] == 6 * 18
     result = unbroken["result"]
     assert (result["left over"], result["tests pass"], result["messages"]) == ("", True, f"{MESSAGE}\n\nTotals\n\n")
