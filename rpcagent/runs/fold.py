@@ -293,7 +293,8 @@ def _step_denied(state: RunState, event: ev.StepDenied, at: datetime) -> RunStat
     return _bind(_with(state, step), event.step_id)
 
 
-def _late_outcome(state: RunState, _event: ev.LateOutcome, _at: datetime) -> RunState:
+def _unchanged(state: RunState, _event: ev.Event, _at: datetime) -> RunState:
+    """A fact to be read in the log, on which nothing rests."""
     return state
 
 
@@ -419,10 +420,6 @@ def _request_settled(state: RunState, event: ev.RequestSettled, _at: datetime) -
     return state
 
 
-def _run_reopened(state: RunState, _event: ev.RunReopened, _at: datetime) -> RunState:
-    return replace(state, reopened=state.reopened + 1)
-
-
 def _run_released(state: RunState, event: ev.RunReleased, _at: datetime) -> RunState:
     return replace(state, released_epoch=event.epoch)
 
@@ -479,12 +476,12 @@ _APPLY: Final = cast(
         ev.LookedUp: _looked_up,
         ev.StepUnknown: _step_unknown,
         ev.StepDenied: _step_denied,
-        ev.LateOutcome: _late_outcome,
+        ev.LateOutcome: _unchanged,
         ev.ApprovalRequested: _approval_requested,
         ev.ApprovalDecided: _approval_decided,
         ev.ApprovalExpired: _approval_expired,
         ev.ApprovalVoided: _approval_voided,
-        ev.RunReopened: _run_reopened,
+        ev.RunReopened: _unchanged,
         ev.RunReleased: _run_released,
         ev.CancelRequested: _cancel_requested,
         ev.RunCancelled: _run_cancelled,

@@ -168,7 +168,6 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     error: Trouble | None = None
     cancel_reason: str = ""
     unresolved: tuple[str, ...] = ()
-    reopened: int = 0
 
     @property
     def ended(self) -> bool:
