@@ -5,22 +5,15 @@ Blocking, and everything bounded. The counts come from the truth file, so they c
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from tests.service.counting import read_truth
+from tests.service.process import ServiceProcess
 
 Point = Literal["before_effect", "after_effect"]
-ROOT = Path(__file__).resolve().parents[2]
-START_S = 20.0
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
@@ -34,48 +27,14 @@ class Counts:
     effects_by_operation: dict[str, int] = field(default_factory=dict)
 
 
-class CountingService:
+class CountingService(ServiceProcess):
     """`with CountingService(tmp_path / "truth") as service:`; or start() and stop(), also several times on one truth."""
 
+    module, name = "tests.service.counting", "counting service"
+
     def __init__(self, truth: Path) -> None:
+        super().__init__("--truth", str(truth))
         self.truth = truth
-        self.port = 0
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> Self:
-        """Starts the process, on the port it had before if it had one. Returns when it accepts connections."""
-        command = [sys.executable, "-m", "tests.service.counting", "--port", str(self.port), "--truth", str(self.truth)]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()  # bounded: the process prints its port at once, or ends
-        if not line:
-            self.stop()
-            raise AssertionError("the counting service did not start")
-        self.port = json.loads(line)["port"]
-        return self
-
-    def stop(self) -> None:
-        """Kills the process and collects it. Its truth stays."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait(START_S)
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def fault(
         self,
@@ -89,11 +48,11 @@ class CountingService:
     ) -> None:
         """For the next `times` calls that match: `hang`, `drop`, `delay:MS`, `error:STATUS`, `error:STATUS:RETRY_AFTER`."""
         match = {"path": path, "operation": operation, "key": key}
-        self._post("/control", {"point": point, "action": action, "times": times, **match})
+        self.post("/control", {"point": point, "action": action, "times": times, **match})
 
     def clear(self) -> None:
         """Takes away all faults that no call met yet."""
-        self._post("/control", {"clear": True})
+        self.post("/control", {"clear": True})
 
     def park(self, point: Point, *, times: int = 1, path: str | None = None) -> None:
         """The next call hangs at `point` until release()."""
@@ -104,14 +63,13 @@ class CountingService:
     ) -> list[dict[str, Any]]:
         """Blocks until `count` calls are parked at `point`; returns them. `timeout` in seconds: AssertionError after it."""
         query = f"/wait?point={point}&count={count}&timeoutMs={round(timeout * 1_000)}"
-        with _direct.open(self.url + query, timeout=timeout + 10) as answer:
-            parked: list[dict[str, Any]] = json.load(answer)["parked"]
+        parked: list[dict[str, Any]] = self.get(query, timeout + 10)["parked"]
         assert len(parked) >= count, f"{len(parked)} of {count} calls came to {point} within {timeout} s"
         return parked
 
     def release(self, point: Point | None = None) -> int:
         """Lets all parked calls (at `point`) go on; returns how many."""
-        released: int = self._post("/release", {} if point is None else {"point": point})["released"]
+        released: int = self.post("/release", {} if point is None else {"point": point})["released"]
         return released
 
     def counts(self) -> Counts:
@@ -128,10 +86,3 @@ class CountingService:
             if line["operation"] is not None and not called:
                 by_operation[str(line["operation"])] += 1
         return Counts(dict(calls), dict(effects), dict(calls_by_key), dict(by_key), dict(by_operation))
-
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers, method="POST")
-        with _direct.open(request, timeout=10) as answer:
-            value: dict[str, Any] = json.load(answer)
-        return value
