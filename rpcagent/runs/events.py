@@ -131,12 +131,13 @@ class ToolStarted(Event, frozen=True, kw_only=True):
 
 
 class ToolCompleted(Event, frozen=True, kw_only=True):
-    """Outcome, with the tool's result (an MCP tool result)."""
+    """Outcome, with the tool's result (an MCP tool result). `blobs`: digests of large outputs that it refers to."""
 
     step_id: str
     attempt: int
     result: dict[str, Any]
     source: Source = "tool"
+    blobs: tuple[str, ...] = ()
 
 
 class StepFailed(Event, frozen=True, kw_only=True):
@@ -276,11 +277,17 @@ class RunFailed(Event, frozen=True, kw_only=True):
     unresolved: tuple[str, ...] = ()
 
 
+class RunDeleted(Event, frozen=True, kw_only=True):
+    """The last thing that is said of a run. Its files go only after this is durable; its key is never taken again."""
+
+    reason: str = ""
+
+
 AnyEvent = (
     RunStarted | RequestAccepted | RequestSettled | ModelCallStarted | ModelAnswered | ToolStarted | ToolCompleted
     | StepFailed | AttemptFailed | AttemptInterrupted | LookedUp | StepUnknown | StepDenied | LateOutcome
     | ApprovalRequested | ApprovalDecided | ApprovalExpired | ApprovalVoided | RunReopened | RunReleased
-    | CancelRequested | RunCancelled | RunCompleted | RunFailed
+    | CancelRequested | RunCancelled | RunCompleted | RunFailed | RunDeleted
 )  # fmt: skip
 
 

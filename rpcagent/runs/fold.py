@@ -230,6 +230,8 @@ def _bind(state: RunState, step_id: str) -> RunState:
 def _tool_completed(state: RunState, event: ev.ToolCompleted, at: datetime) -> RunState:
     before = state.steps.get(event.step_id)
     step = _move(state, event.step_id, event, result=event.result, source=event.source, ended_at=at, interrupted=False)
+    if event.blobs:
+        state = replace(state, blobs=tuple(dict.fromkeys(state.blobs + event.blobs)))
     return _with(state, step, spent=_closing(before or step, state.spent, at))
 
 
@@ -487,5 +489,6 @@ _APPLY: Final = cast(
         ev.RunCancelled: _run_cancelled,
         ev.RunCompleted: _run_completed,
         ev.RunFailed: _run_failed,
+        ev.RunDeleted: _unchanged,
     },
 )

@@ -126,7 +126,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     `approvals` are live: open, or allowed and not consumed; `closed` are all others. `turn` lists the present turn's tool calls in the order given. `context_hash` chains over `messages`, so that a
     request's hash costs the same however long the history is. `repairs` counts the answers in a row that could not be used,
-    `repeats` those in a row that asked for exactly the same calls (`last_calls` is their digest).
+    `repeats` those in a row that asked for exactly the same calls (`last_calls` is their digest). `blobs` are the digests
+    of all large outputs that its results refer to.
     """
 
     run_id: str
@@ -168,6 +169,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     error: Trouble | None = None
     cancel_reason: str = ""
     unresolved: tuple[str, ...] = ()
+    blobs: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:

@@ -6,10 +6,11 @@ Knows: phases of a run, statuses of a step and of an approval, and nothing of wh
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from rpcagent.runs import events as ev
-from rpcagent.runs.state import ApprovalStatus, StepStatus
+from rpcagent.runs.state import ENDED, ApprovalStatus, StepStatus
 
 
 class IllegalTransition(Exception):
@@ -21,7 +22,7 @@ class IllegalTransition(Exception):
 _LIVE: Final = frozenset({"active", "cancelling"})
 _ACTIVE: Final = frozenset({"active"})
 _ANY: Final = frozenset({"active", "cancelling", "completed", "failed", "cancelled"})
-RUN_TABLE: Final[dict[type[ev.Event], frozenset[str]]] = {
+RUN_TABLE: Final[dict[type[ev.Event], Collection[str]]] = {
     ev.RequestAccepted: _LIVE,
     ev.RequestSettled: _ANY,
     ev.ModelCallStarted: _ACTIVE,
@@ -45,6 +46,7 @@ RUN_TABLE: Final[dict[type[ev.Event], frozenset[str]]] = {
     ev.RunCancelled: frozenset({"cancelling"}),
     ev.RunCompleted: _ACTIVE,
     ev.RunFailed: _ACTIVE,
+    ev.RunDeleted: ENDED,
 }
 
 # What becomes of a step's status. An intent on a step that is `started` is a further attempt, legal only after the last
