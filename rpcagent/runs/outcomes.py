@@ -49,9 +49,12 @@ class ModelReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool's whole answer: an MCP tool result, JSON values only. `isError` in it is an answer too, not a failure."""
+    """A tool's whole answer: an MCP tool result, JSON values only. `isError` in it is an answer too, not a failure.
+
+    `blobs`: the digests of large outputs that the result refers to; they are durable already."""
 
     result: dict[str, Any]
+    blobs: tuple[str, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,8 +108,8 @@ def events_of(state: RunState, report: Report, now: datetime) -> list[ev.AnyEven
     match report.outcome:
         case ModelReply() as reply:
             return [_answered(state, reply, where)]
-        case ToolReply(result=result):
-            return [ev.ToolCompleted(**where, result=result)]
+        case ToolReply(result=result, blobs=blobs):
+            return [ev.ToolCompleted(**where, result=result, blobs=blobs)]
         case Failed(error=error) if step.doubt:
             # It is known of this attempt only; of the earlier one, which may have acted, it says nothing.
             return [ev.StepUnknown(**where, error=error), approvals.unknown_outcome(state, replace(step, error=error))]
