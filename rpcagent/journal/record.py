@@ -16,8 +16,11 @@ from typing import Any
 
 import msgspec
 
-FORMAT = 0
-"""The format this version writes and reads. 0 may change without notice; a later one is refused, never guessed at."""
+FORMAT = 1
+"""The format this version writes. A later one is refused, never guessed at."""
+
+FORMATS = (0, FORMAT)
+"""The formats this version reads. The lines of a segment are the same in both; format 1 has files beside the log."""
 
 SEGMENT, OPEN, COMMIT = "seg", "open", "commit"
 _PREFIX = 16  # of `{"c":"xxxxxxxx",`: what follows is under the checksum
@@ -26,6 +29,7 @@ _LINE = re.compile(
     rb'(commit)","r":"([A-Za-z0-9_.-]{1,128})","s":(\d{1,19}),"n":(\d{1,19})|(seg|open)"),"d":'
 )
 _RUN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_APP = re.compile(r"[A-Za-z0-9_.+!-]{1,40}")
 _json = msgspec.json.Decoder(msgspec.Raw)
 
 # Where a line may begin inside a stretch that is no line. The byte before it is never one that precedes a nested object
@@ -100,19 +104,35 @@ class Opening(msgspec.Struct, frozen=True):
     at: str
 
 
-def commit_line(seq: int, batch: int, previous: int, item: Item) -> tuple[bytes, int]:
-    """The line and its checksum. The payload goes in as it is."""
-    tail = b'"q":%d,"b":%d,"p":"%08x","k":"commit","r":"%b","s":%d,"n":%d,"d":%b}\n' % (
-        seq, batch, previous, item.run.encode(), item.first, item.count, item.body,
-    )  # fmt: skip
+def is_run(name: str) -> bool:
+    """Whether a run may have this name in a file of its own or in a manifest: not one that leads elsewhere as a folder."""
+    return _RUN.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def framed(tail: bytes) -> tuple[bytes, int]:
+    """The line whose members after `c` are `tail` (with the closing brace and the newline), and its checksum."""
     checksum = zlib.crc32(tail)
     return b'{"c":"%08x",%b' % (checksum, tail), checksum
+
+
+def checked(data: bytes, start: int, end: int) -> int | None:
+    """The checksum of the line `data[start:end]`, newline included; None if it or the frame of the line is wrong."""
+    if data[end - 2 : end] != b"}\n" or data[start : start + 6] != b'{"c":"':
+        return None
+    checksum = zlib.crc32(data[start + _PREFIX : end])
+    return checksum if data[start + 6 : start + _PREFIX] == b'%08x",' % checksum else None
+
+
+def commit_line(seq: int, batch: int, previous: int, item: Item) -> tuple[bytes, int]:
+    """The line and its checksum. The payload goes in as it is."""
+    return framed(b'"q":%d,"b":%d,"p":"%08x","k":"commit","r":"%b","s":%d,"n":%d,"d":%b}\n' % (
+        seq, batch, previous, item.run.encode(), item.first, item.count, item.body,
+    ))  # fmt: skip
 
 
 def _other_line(kind: bytes, seq: int, batch: int, previous: int, payload: Any) -> tuple[bytes, int]:
-    tail = b'"q":%d,"b":%d,"p":"%08x","k":"%b","d":%b}\n' % (seq, batch, previous, kind, msgspec.json.encode(payload))
-    checksum = zlib.crc32(tail)
-    return b'{"c":"%08x",%b' % (checksum, tail), checksum
+    body = msgspec.json.encode(payload)
+    return framed(b'"q":%d,"b":%d,"p":"%08x","k":"%b","d":%b}\n' % (seq, batch, previous, kind, body))
 
 
 def open_line(seq: int, batch: int, previous: int, opening: Opening) -> tuple[bytes, int]:
@@ -128,10 +148,8 @@ def header_line(last: int, previous: int, header: Header) -> bytes:
 
 def decode(data: bytes, start: int, end: int) -> Line | None:
     """The line `data[start:end]`, newline included; None if its checksum or its frame is wrong."""
-    if data[end - 2 : end] != b"}\n" or data[start : start + 6] != b'{"c":"':
-        return None
-    checksum = zlib.crc32(data[start + _PREFIX : end])
-    if data[start + 6 : start + _PREFIX] != b'%08x",' % checksum:
+    checksum = checked(data, start, end)
+    if checksum is None:
         return None
     found = _LINE.match(data, start, end)
     if found is None:
@@ -145,15 +163,24 @@ def decode(data: bytes, start: int, end: int) -> Line | None:
     return Line(checksum, int(seq), int(batch), int(previous, 16), other.decode(), "", 0, 0, body)
 
 
-def later_version(line: bytes) -> int | None:
-    """The format that a first line names if it is not ours. It is asked of lines that we cannot check: a later format
-    may use another checksum, and `too new` is a better answer than `damaged`."""
+class Later(msgspec.Struct, frozen=True):
+    """A format that is not ours yet, and the version that wrote it, where the line tells."""
+
+    format: int
+    app: str | None
+
+
+def later_version(line: bytes) -> Later | None:
+    """What a first line says of itself if its format is later than ours. It is asked of lines that we cannot check: a
+    later format may use another checksum, and `too new` is a better answer than `damaged`."""
     try:
-        envelope = msgspec.json.decode(line)
-        found = envelope["d"]["format"]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+        told = msgspec.json.decode(line)["d"]
+        found, app = told["format"], told.get("app")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError):
         return None
-    return found if isinstance(found, int) and found > FORMAT else None
+    if not isinstance(found, int) or found <= FORMAT:
+        return None
+    return Later(found, app if isinstance(app, str) and _APP.fullmatch(app) else None)
 
 
 # HEAD: two slots, written in turn. One line of 64 bytes each, so that neither crosses a sector.

@@ -127,11 +127,19 @@ def damaged(name: str, offset: int, reason: str) -> errors.StoreDamaged:
     )  # fmt: skip
 
 
-def too_new(found: int | None, name: str, offset: int) -> errors.StoreTooNew:
+def too_new(found: int | None, name: str, offset: int, app: str | None = None) -> errors.StoreTooNew:
+    """`app`: the version that wrote it, where that can be read."""
+    who, what = (f"rpcagent {app}", f"rpcagent {app} or later") if app else ("a later version", "a later version")
     return errors.StoreTooNew(
-        f"The store was written by a later version ({name}, byte {offset}): open it with that version.",
-        format=found, supported=[record.FORMAT],
+        f"The store was written by {who} ({name}, byte {offset}): install {what}. Nothing was changed.",
+        format=found, supported=list(record.FORMATS),
     )  # fmt: skip
+
+
+def unknown(name: str, line: bytes) -> errors.StoreTooNew:
+    """For a first line that no version up to ours has written."""
+    later = record.later_version(line)
+    return too_new(later.format, name, 0, later.app) if later else too_new(None, name, 0)
 
 
 def _follows(line: record.Line, at: Position) -> bool:
@@ -147,18 +155,17 @@ def _read_header(name: str, data: bytes, at: Position) -> tuple[record.Header, i
     end = data.find(b"\n") + 1 or len(data)
     line = record.decode(data, 0, end)
     if line is None or line.kind != record.SEGMENT:
-        later = record.later_version(data[:end])
-        if later is not None or (line is not None and not line.kind):
-            raise too_new(later, name, 0)
+        if record.later_version(data[:end]) is not None or (line is not None and not line.kind):
+            raise unknown(name, data[:end])
         # One cell decides; the others cannot matter.
         row = classify(Facts(True, not data, line is not None, False, False, False))
         raise damaged(name, 0, row.reason)
     try:
         header = msgspec.json.decode(line.body, type=record.Header)
     except msgspec.DecodeError as error:
-        raise too_new(record.later_version(data[:end]), name, 0) from error
-    if header.format != record.FORMAT or header.crc != "crc32":
-        raise too_new(header.format, name, 0)
+        raise unknown(name, data[:end]) from error
+    if header.format not in record.FORMATS or header.crc != "crc32":
+        raise too_new(header.format, name, 0, header.app)
     if line.seq != at.seq or line.previous != at.checksum:
         raise damaged(name, 0, "the segment does not continue the one before it")
     return header, end
