@@ -1,19 +1,21 @@
 """What can happen to a run: a closed union of past-tense facts, and the commit that carries them.
 
 An event that exists is valid, is never edited and never changes its meaning: a later version adds a type, or a field with
-a default. Events carry no time of their own; all events of one commit happened at the commit's `at`.
+a default. An earlier one stops at what it does not know, by its name, and never skips it. Events carry no time of their
+own; all events of one commit happened at the commit's `at`.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from rpcagent.runs.definition import Definition, Drive, Recovery
 from rpcagent.runs.effects import LookUpAnswer
+from rpcagent.runs.upcast import upcast
 
 ApprovalKind = Literal["tool_call", "unknown_outcome", "budget", "retry"]
 Interruption = Literal["restart", "timeout", "connection_lost", "cancelled", "crashed"]
@@ -25,11 +27,20 @@ def _tag(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_tag, rename="camel", omit_defaults=True):
+class Event(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag=_tag,
+    rename="camel",
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
     """Base of all events; `type` is the class name in snake_case."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
     """Tokens and dollars of one model call, as the provider counted them."""
 
     input_tokens: int = 0
@@ -37,7 +48,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     cost_usd: float = 0.0
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class ToolCall(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True
+):
     """One call that the model asked for. `problem` is set where it cannot be run as asked; the model is told.
 
     `provider_id` is data: it goes back to the model with the result and identifies nothing.
@@ -50,7 +63,9 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     problem: str = ""
 
 
-class Trouble(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class Trouble(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True
+):
     """Why an attempt or a run failed: a stable word, and a sentence for a person."""
 
     kind: str
@@ -278,8 +293,10 @@ class RunFailed(Event, frozen=True, kw_only=True):
 
 
 class RunDeleted(Event, frozen=True, kw_only=True):
-    """The last thing that is said of a run. Its files go only after this is durable; its key is never taken again."""
+    """The last thing that is said of a run. Its files go only after this is durable; its key is never taken again.
+    `status`: how it had ended. `reason`: the rule that let it go."""
 
+    status: str
     reason: str = ""
 
 
@@ -291,10 +308,11 @@ AnyEvent = (
 )  # fmt: skip
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Commit(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """All events of one change of one run, with the settled answer of the request that caused it: one log record.
 
-    `seq` is the run's number of the first event; the others follow without a gap.
+    `seq` is the run's number of the first event; the others follow without a gap. In memory a commit is always of the
+    present schema: its version is a member of the bytes alone.
     """
 
     seq: int
@@ -302,14 +320,71 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     events: tuple[AnyEvent, ...]
 
 
+VERSION: Final[int] = 1
+"""The schema that is written, as `v`, the first member of a body; no `v` means 1. A new type of event or a new member needs
+no new version: an earlier version stops at it by its name. Where what was there changes its form, this number rises, and
+`UPCASTS` gets the function that raises what is stored."""
+
+
+class WrittenLater(Exception):
+    """These bytes mean something that this version does not know, so a later one wrote them. Never to be skipped: it may
+    be an effect. `kind` and `found` are what was met: a `version`, an event `type`, a `member`, or a `value` of a closed
+    set; `where` is its JSON path."""
+
+    def __init__(self, kind: Literal["version", "type", "member", "value"], found: str, where: str) -> None:
+        super().__init__(
+            f"a later version of rpcagent wrote this record: it has the {kind} {found!r} at {where}, which this version "
+            "does not know. Install the latest version; the record is kept as it is"
+        )
+        self.kind = kind
+        self.found = found
+        self.where = where
+
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Commit)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`|Invalid value (.*)|Invalid enum value (.*)", re.DOTALL)
+_AT = re.compile(r"(.*?)(?: - at `(.*)`)?", re.DOTALL)
+_LONGEST = 80
 
 
 def encode(commit: Commit) -> bytes:
-    return _encoder.encode(commit)
+    raw = _encoder.encode(commit)
+    return raw if VERSION == 1 else b'{"v":%d,%b' % (VERSION, raw[1:])
 
 
 def decode(raw: bytes | memoryview) -> Commit:
-    """Raises msgspec.ValidationError for an unknown event type: it must never be skipped, it may be an effect."""
-    return _decoder.decode(raw)
+    """The commit, of whatever version its bytes are. Raises WrittenLater for what a later version wrote,
+    msgspec.ValidationError for what no version wrote, msgspec.DecodeError for what is no JSON."""
+    if VERSION == 1:
+        try:
+            return _decoder.decode(raw)
+        except msgspec.ValidationError:
+            pass  # its words are of the present schema; which schema it is comes first
+    return _of_any_version(raw)
+
+
+def _of_any_version(raw: bytes | memoryview) -> Commit:
+    body = msgspec.json.decode(raw, type=dict[str, Any])
+    version = body.pop("v", 1)
+    if type(version) is not int or version < 1:
+        raise msgspec.ValidationError("a version is a whole number from 1 - at `$.v`")
+    if version > VERSION:
+        raise WrittenLater("version", str(version), "$.v")
+    try:
+        return msgspec.convert(upcast(body, version, VERSION), Commit)
+    except msgspec.ValidationError as error:
+        raise _later(error) or error from None
+
+
+def _later(error: msgspec.ValidationError) -> WrittenLater | None:
+    """What of a later version the error tells of; None where the bytes are simply wrong."""
+    said, where = _AT.fullmatch(str(error)).groups()  # type: ignore[union-attr]
+    found = _UNKNOWN.fullmatch(said)
+    if found is None:
+        return None
+    kinds: tuple[Literal["member", "type", "value"], ...] = ("member", "type", "value")
+    kind, text = next((kind, text) for kind, text in zip(kinds, found.groups(), strict=True) if text is not None)
+    if text[:1] == text[-1:] and text[:1] in {"'", '"'}:
+        text = text[1:-1]
+    return WrittenLater(kind, text[:_LONGEST], where or "$")

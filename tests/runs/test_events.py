@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rpcagent.runs import events as ev
+from rpcagent.runs.definition import Definition
 
 from .story import NOON
 
@@ -77,28 +78,86 @@ def test_the_type_on_disk_is_the_name_in_snake_case():
         "run_started", "request_accepted", "request_settled", "model_call_started", "model_answered", "tool_started",
         "tool_completed", "step_failed", "attempt_failed", "attempt_interrupted", "looked_up", "step_unknown",
         "step_denied", "late_outcome", "approval_requested", "approval_decided", "approval_expired", "approval_voided",
-        "run_reopened", "run_released", "cancel_requested", "run_cancelled", "run_completed", "run_failed",
+        "run_reopened", "run_released", "cancel_requested", "run_cancelled", "run_completed", "run_failed", "run_deleted",
     ]  # fmt: skip
 
 
+def line(*events: str, head: str = '"seq":3,"at":"2026-03-01T12:00:00Z"') -> bytes:
+    return f'{{{head},"events":[{",".join(events)}]}}'.encode()
+
+
 @pytest.mark.parametrize(
-    "raw",
+    ("raw", "said"),
     [
-        b'{"seq":1,"at":"2026-03-01T12:00:00Z","events":[{"type":"run_paused"}]}',
-        b'{"seq":1,"at":"2026-03-01T12:00:00Z","events":[{"type":"run_completed"}]}',
-        b'{"seq":1,"events":[]}',
-        b"{}",
-        b"[]",
+        (line('{"type":"run_completed"}'), "Object missing required field `output` - at `$.events[0]`"),
+        (line('{"type":"run_completed","output":3}'), "Expected `str`, got `int` - at `$.events[0].output`"),
+        (line('{"output":"x"}'), "Object missing required field `type` - at `$.events[0]`"),
+        (line('{"type":7}'), "Expected `str`, got `int` - at `$.events[0].type`"),
+        (line(head='"seq":1'), "Object missing required field `at`"),
+        (line(head='"seq":1,"at":"noon"'), "Invalid RFC3339 encoded datetime - at `$.at`"),
+        (b"{}", "Object missing required field `seq`"),
+        (b"[]", "Expected `object`, got `array`"),
     ],
 )
-def test_an_event_of_an_unknown_type_or_shape_is_an_error_and_never_skipped(raw: bytes):
-    with pytest.raises(msgspec.ValidationError):
+def test_bytes_that_no_version_wrote_are_an_error_that_says_where(raw: bytes, said: str):
+    with pytest.raises(msgspec.ValidationError) as caught:
+        ev.decode(raw)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", line() + b"x", b'{"seq":"\xff"}'])
+def test_what_is_no_json_is_an_error(raw: bytes):
+    with pytest.raises(msgspec.DecodeError):
         ev.decode(raw)
 
 
-def test_a_field_of_a_later_version_does_not_hinder_reading():
-    raw = b'{"seq":3,"at":"2026-03-01T12:00:00Z","events":[{"type":"run_completed","output":"x","later":1}]}'
-    assert ev.decode(raw) == ev.Commit(seq=3, at=NOON, events=(ev.RunCompleted(output="x"),))
+OUTPUT = '{"type":"run_completed","output":"x"'
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "found", "where"),
+    [
+        (line('{"type":"run_paused"}'), "type", "run_paused", "$.events[0].type"),
+        (line(OUTPUT + "}", '{"type":"run_paused"}'), "type", "run_paused", "$.events[1].type"),
+        (line('{"type":"it\'s `new`"}'), "type", "it's `new`", "$.events[0].type"),
+        (line(f'{{"type":"{"x" * 1_000}"}}'), "type", "x" * 80, "$.events[0].type"),
+        (line(OUTPUT + ',"later":null}'), "member", "later", "$.events[0]"),
+        (line('{"type":"run_failed","error":{"kind":"k","code":3}}'), "member", "code", "$.events[0].error"),
+        (line(head='"seq":3,"at":"2026-03-01T12:00:00Z","sealed":true'), "member", "sealed", "$"),
+        (
+            line('{"type":"attempt_interrupted","stepId":"s","attempt":1,"reason":"moved"}'),
+            "value",
+            "moved",
+            "$.events[0].reason",
+        ),
+        (line(OUTPUT + "}", head='"v":2,"seq":3,"at":"2026-03-01T12:00:00Z"'), "version", "2", "$.v"),
+        (b'{"v":3,"what":"ever"}', "version", "3", "$.v"),
+    ],
+)
+def test_what_a_later_version_wrote_is_named_and_never_skipped(raw: bytes, kind: str, found: str, where: str):
+    with pytest.raises(ev.WrittenLater) as caught:
+        ev.decode(raw)
+    assert (caught.value.kind, caught.value.found, caught.value.where) == (kind, found, where)
+    assert str(caught.value) == (
+        f"a later version of rpcagent wrote this record: it has the {kind} {found!r} at {where}, which this version does "
+        "not know. Install the latest version; the record is kept as it is"
+    )
+
+
+def structs_in(info: msgspec.inspect.Type) -> typing.Iterator[msgspec.inspect.StructType]:
+    if isinstance(info, msgspec.inspect.StructType):
+        yield info
+    fields = [field.type for field in getattr(info, "fields", ())]
+    inner = [getattr(info, name) for name in ("item_type", "key_type", "value_type") if hasattr(info, name)]
+    for part in (*fields, *inner, *getattr(info, "types", ())):
+        yield from structs_in(part)
+
+
+def test_no_struct_of_an_event_lets_an_unknown_member_pass():
+    found = {info.cls for info in structs_in(msgspec.inspect.type_info(ev.Commit))}
+    assert found > {*EVENTS, ev.Commit, ev.Usage, ev.ToolCall, ev.Trouble, Definition}
+    lax = {info.cls for info in structs_in(msgspec.inspect.type_info(ev.Commit)) if not info.forbid_unknown_fields}
+    assert lax - {Definition} == set()
 
 
 def test_every_annotation_of_an_event_is_known_to_the_test():
