@@ -15,17 +15,20 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from rpcagent import errors
 from rpcagent.journal.record import Item
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rpcagent.journal.wal import Wal
+    from rpcagent.journal.wal import Mark, Wal
 
 Outcome = Literal["ok", "fenced", "conflict"]
 _Answer = Outcome | errors.StorageError
 _Waiter = tuple[Item, "asyncio.Future[Outcome]"]
+_Marker = asyncio.Future["Mark"]
 
 
 class GroupCommit:
@@ -38,9 +41,10 @@ class GroupCommit:
         self._pid = os.getpid()
         self._waiting = 0
         self._batch: list[_Waiter] = []
-        self._queue: queue.SimpleQueue[list[_Waiter] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[_Waiter] | _Marker | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed: asyncio.Future[None] | None = None
+        self._untold: dict[str, int] = {}  # ends of runs, of marks whose callers were cancelled
         # A daemon: a process that ends without `close` must not hang, and the log is made for that.
         self._thread = threading.Thread(target=self._work, name="rpcagent-journal", daemon=True)
         self._thread.start()
@@ -65,6 +69,23 @@ class GroupCommit:
         if len(self._batch) == 1:
             loop.call_soon(self._flush)  # runs after all that are ready now have had their turn
         return await future
+
+    async def mark(self) -> Mark:
+        """`Wal.mark`, after all that was handed over before this call and before all that comes later.
+
+        Raises StorageError (there is no mark, try again), StoragePoisoned. What a cancelled call would have told, the
+        next one tells."""
+        self._refuse_if_over()
+        loop = self._loop = asyncio.get_running_loop()
+        marker: _Marker = loop.create_future()
+        self._flush()
+        self._queue.put(marker)
+        return await marker
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        """Bytes and records of the log since the last mark (without one: since it was opened from its checkpoint)."""
+        return self._wal.tail_bytes, self._wal.tail_records
 
     def health(self) -> dict[str, Any]:
         """state: ok, full (the last batch was undone; each call tries again) or poisoned; errno: a name, or None;
@@ -98,18 +119,18 @@ class GroupCommit:
         over = False
         while not over:
             waiters: list[_Waiter] = []
-            batch = self._queue.get()
-            while True:
-                if batch is None:
-                    over = True
-                else:
-                    waiters += batch
+            handed = self._queue.get()
+            while isinstance(handed, list):
+                waiters += handed
                 try:
-                    batch = self._queue.get_nowait()
+                    handed = self._queue.get_nowait()
                 except queue.Empty:
                     break
             if waiters:
                 self._tell(self._resolve, waiters, _record(self._wal, [item for item, _ in waiters]))
+            if isinstance(handed, asyncio.Future):
+                self._tell(self._resolve_mark, handed, _mark(self._wal))
+            over = handed is None
         try:
             self._wal.close()
         finally:
@@ -123,13 +144,14 @@ class GroupCommit:
     def _resolve(self, waiters: list[_Waiter], answers: list[_Answer]) -> None:
         self._waiting -= len(waiters)
         for (_, future), answer in zip(waiters, answers, strict=True):
-            if future.done():  # cancelled
-                continue
-            if isinstance(answer, str):
-                future.set_result(answer)
-            else:
-                # One exception each: a shared one would collect the traceback of all who raise it.
-                future.set_exception(_copy(answer))
+            _settle(future, answer)
+
+    def _resolve_mark(self, marker: _Marker, answer: Mark | errors.StorageError) -> None:
+        if not isinstance(answer, errors.StorageError):
+            ends = self._untold | answer.ends
+            self._untold = ends if marker.done() else {}
+            answer = msgspec.structs.replace(answer, ends=ends)
+        _settle(marker, answer)
 
     def _resolve_closed(self) -> None:
         if self._closed is not None and not self._closed.done():
@@ -155,6 +177,18 @@ class DirectCommit:
         if isinstance(answer, str):
             return answer
         raise answer
+
+    async def mark(self) -> Mark:
+        """As `GroupCommit.mark`. Never suspends."""
+        answer = _mark(self._wal)
+        if isinstance(answer, errors.StorageError):
+            raise answer
+        return answer
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        """As `GroupCommit.tail`."""
+        return self._wal.tail_bytes, self._wal.tail_records
 
     def health(self) -> dict[str, Any]:
         """As `GroupCommit.health`."""
@@ -186,10 +220,34 @@ def _record(wal: Wal, items: Sequence[Item]) -> list[_Answer]:
     except errors.StorageError as error:
         return [error] * len(items)
     except Exception as cause:  # noqa: BLE001 - a fault of ours must leave nobody waiting, and nothing acknowledged
-        poisoned = wal.poison("EIO")
-        poisoned.__cause__ = cause
-        return [poisoned] * len(items)
+        return [_fault(wal, cause)] * len(items)
     return answers
+
+
+def _mark(wal: Wal) -> Mark | errors.StorageError:
+    try:
+        return wal.mark()
+    except errors.StorageError as error:
+        return error
+    except Exception as cause:  # noqa: BLE001 - as above
+        return _fault(wal, cause)
+
+
+def _fault(wal: Wal, cause: Exception) -> errors.StoragePoisoned:
+    poisoned = wal.poison("EIO")
+    poisoned.__cause__ = cause
+    return poisoned
+
+
+def _settle(future: asyncio.Future[Any], answer: Any) -> None:
+    """On the loop. A future that was cancelled has its end."""
+    if future.done():
+        return
+    if isinstance(answer, errors.StorageError):
+        # One exception each: a shared one would collect the traceback of all who raise it.
+        future.set_exception(_copy(answer))
+    else:
+        future.set_result(answer)
 
 
 def _copy(error: errors.StorageError) -> errors.StorageError:

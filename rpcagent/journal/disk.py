@@ -1,7 +1,7 @@
 """The seam to the file system, and the lock on a store. The only file of the journal that knows descriptors.
 
-Knows: how to write all of it or say what failed, how to make a name durable, who owns the store. Does not know: what
-the bytes mean, or what to do about an error: every OSError goes up as it came.
+Knows: how to write all of it or say what failed, how to make a name durable, how to make many durable at once, who owns
+the store. Does not know: what the bytes mean, or what to do about an error: every OSError goes up as it came.
 
 Descriptors are never inherited. A forked child shares them all the same, so it is disarmed: its copies are closed
 (never unlocked: an unlock in the child would take the lock from the parent), and every call in it fails.
@@ -12,28 +12,41 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import socket
 import weakref
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from rpcagent import errors
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+KEPT = 64
+"""Descriptors that a disk keeps open at most. Above, the one opened first is closed, and opened anew when it is used."""
+ALONE = 16
+"""Up to so many names are synced one by one; above, the whole file system at once, where that is known to be safe."""
+
 _LOCK_TRIES = 10  # the file is never unlinked by us; someone who keeps doing it gets an error, not a loop
 
 
 class Disk(Protocol):
-    """Names are relative to the store; a folder is `""` (the store) or `"wal"`. Every call may raise OSError, and
-    FileNotFoundError only where a name is really not there. Nothing but `sync`, `sync_full` and `syncdir` makes anything
-    durable. A raised sync means: what was written since the last one may or may not last, and must not be synced again."""
+    """Names are relative to the store; a folder is `""` (the store), `"wal"`, `"runs/run_1"`. Every call may raise
+    OSError, and FileNotFoundError only where a name is really not there. Nothing but `sync`, `sync_full`, `syncdir` and
+    `sync_many` makes anything durable. A raised sync means: what was written since the last one may or may not last, and
+    must not be synced again."""
 
     def names(self, folder: str) -> list[str]: ...
     def exists(self, name: str) -> bool: ...
     def read(self, name: str) -> bytes: ...
-    def read_at(self, name: str, offset: int, size: int) -> bytes: ...
+    def read_at(self, name: str, offset: int, size: int) -> bytes:
+        """`size` bytes, fewer only where the file ends."""
+
+    def size(self, name: str) -> int: ...
 
     def create(self, name: str) -> None:
         """A new, empty file of mode 0600; FileExistsError if there is one."""
@@ -53,10 +66,18 @@ class Disk(Protocol):
 
     def unlink(self, name: str) -> None: ...
     def mkdir(self, name: str) -> None:
-        """Mode 0700. Durable after `syncdir` of the folder it is in."""
+        """Mode 0700; FileExistsError if there is one. Durable after `syncdir` of the folder it is in."""
+
+    def rmdir(self, name: str) -> None:
+        """An empty folder. Durable after `syncdir` of the folder it is in."""
 
     def syncdir(self, folder: str) -> None:
-        """The names in `folder` are durable. Once it was called, it needs no new descriptor for as long as the folder stays."""
+        """The names in `folder` are durable. Once it was called, it needs no new descriptor for as long as the folder stays
+        and few other names are used."""
+
+    def sync_many(self, files: Sequence[str], folders: Sequence[str]) -> None:
+        """As `sync` of each file, then `syncdir` of each folder; more may become durable. Raises for any of them, and
+        then it is not known of any."""
 
     def release(self, name: str) -> None:
         """No more calls for this file are expected: its descriptor may go."""
@@ -89,13 +110,19 @@ def _sync_folder(path: Path) -> None:
 
 
 class RealDisk:
-    """The files below `path`, which is made if it is missing. Keeps the descriptors of what it writes and syncs."""
+    """The files below `path`, which is made if it is missing. Keeps the descriptors of what it wrote and synced last.
+
+    For one thread at a time; a disk that is only read from may be shared by many. A file that was written, closed (it was
+    not among the last ones) and opened again still tells an error of its write-back with its sync: Linux reports one that
+    nobody has seen to whoever syncs the file next."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._open: dict[str, int] = {}
         self._forked = False
         make_store_folder(self.path)
+        # From now on: a sync of the file system through this descriptor tells of every failed write since.
+        self._open[""] = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         _armed.add(self)
 
     def names(self, folder: str) -> list[str]:
@@ -114,11 +141,21 @@ class RealDisk:
             return file.read()
 
     def read_at(self, name: str, offset: int, size: int) -> bytes:
-        return os.pread(self._descriptor(name), size, offset)
+        descriptor = self._open.get(name)
+        if descriptor is not None:
+            return _read_all(descriptor, offset, size)
+        descriptor = os.open(self._at(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return _read_all(descriptor, offset, size)
+        finally:
+            _close_quietly([descriptor])
+
+    def size(self, name: str) -> int:
+        return os.lstat(self._at(name)).st_size
 
     def create(self, name: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._open[name] = os.open(self._at(name), flags, 0o600)
+        self._keep(name, os.open(self._at(name), flags, 0o600))
 
     def write(self, name: str, offset: int, data: bytes) -> None:
         descriptor = self._descriptor(name)
@@ -155,14 +192,31 @@ class RealDisk:
     def mkdir(self, name: str) -> None:
         os.mkdir(self._at(name), 0o700)  # noqa: PTH102
 
+    def rmdir(self, name: str) -> None:
+        os.rmdir(self._at(name))  # noqa: PTH106
+        self.release(name)
+
     def syncdir(self, folder: str) -> None:
         """Its descriptor stays open: with a process out of descriptors, a name must still become durable."""
         path = self._at(folder)
         if folder in self._open and not os.path.samestat(os.stat(path), os.fstat(self._open[folder])):  # noqa: PTH116
             self.release(folder)  # another folder is in its place
         if folder not in self._open:
-            self._open[folder] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._keep(folder, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         os.fsync(self._open[folder])
+
+    def sync_many(self, files: Sequence[str], folders: Sequence[str]) -> None:
+        if len(files) + len(folders) > ALONE:
+            root = self._open.get("")
+            at_once = _sync_of_all(root) if root is not None else None
+            if at_once is not None:
+                self._at("")  # not in a forked child
+                at_once()
+                return
+        for name in files:
+            self.sync(name)
+        for folder in folders:
+            self.syncdir(folder)
 
     def release(self, name: str) -> None:
         descriptor = self._open.pop(name, None)
@@ -182,8 +236,14 @@ class RealDisk:
     def _descriptor(self, name: str) -> int:
         found = self._open.get(name)
         if found is None:
-            found = self._open[name] = os.open(self._at(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            found = os.open(self._at(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._keep(name, found)
         return found
+
+    def _keep(self, name: str, descriptor: int) -> None:
+        self._open[name] = descriptor
+        while len(self._open) > KEPT:
+            self.release(next(other for other in self._open if other != ""))
 
     def disarm(self) -> None:
         self._forked = True
@@ -276,6 +336,63 @@ def _lock_text(descriptor: int) -> dict[str, Any]:
         if isinstance(found, dict):
             told = {key: value if isinstance(value := found.get(key), int | str) else None for key in told}
     return told
+
+
+def _read_all(descriptor: int, offset: int, size: int) -> bytes:
+    data = os.pread(descriptor, size, offset)
+    while len(data) < size:  # the kernel gives at most 2 GiB at once
+        more = os.pread(descriptor, size - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+# A sync of a whole file system tells of failed writes since Linux 5.8, and only file systems that keep the books
+# themselves do so for sure: not those that stand on others (overlay), in another process (FUSE) or on another machine.
+_SYNCFS_SINCE = (5, 8)
+_KNOWN_TO_TELL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})  # ext, xfs, btrfs, f2fs, tmpfs
+
+
+def _sync_of_all(root: int) -> Callable[[], None] | None:
+    """What makes all of the file system of the folder `root` durable, raising OSError; None if it may not be used."""
+    calls = _file_system_calls()
+    if calls is None:
+        return None
+    kind, syncfs = calls
+    return functools.partial(syncfs, root) if kind(root) in _KNOWN_TO_TELL else None
+
+
+@functools.cache
+def _file_system_calls() -> tuple[Callable[[int], int], Callable[[int], None]] | None:
+    """What kind of file system an open folder is on, and syncfs; None on a platform without. Loaded at first use."""
+    system = os.uname()
+    if system.sysname != "Linux" or _numbers(system.release) < _SYNCFS_SINCE:
+        return None
+    import ctypes
+
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+        fstatfs, sync = library.fstatfs, library.syncfs
+    except (OSError, AttributeError):
+        return None
+
+    def kind(descriptor: int) -> int:
+        told = ctypes.create_string_buffer(512)
+        if fstatfs(descriptor, told) != 0:
+            return 0
+        return ctypes.c_long.from_buffer(told).value & 0xFFFFFFFF
+
+    def syncfs(descriptor: int) -> None:
+        if sync(descriptor) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
+    return kind, syncfs
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("-", maxsplit=1)[0].split(".")[:2] if part.isdigit())
 
 
 def _data_sync(descriptor: int) -> None:

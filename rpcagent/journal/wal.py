@@ -28,33 +28,35 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
-import re
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from rpcagent import errors
-from rpcagent.journal import record, tail
+from rpcagent.journal import opening, record, tail
+from rpcagent.journal.opening import stranger_in
 from rpcagent.journal.record import Entry, Item
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rpcagent.journal.disk import Disk, Fence
+    from rpcagent.journal.manifest import Base
 
-__all__ = ["Entry", "Item", "Wal"]
+__all__ = ["Entry", "Item", "Mark", "Wal", "stranger_in"]
 
-_FOLDER = "wal"
-_SEGMENT = re.compile(r"(\d{16})\.jsonl")
+_FOLDER = opening.FOLDER
 _NO_HEAD = (b" " * (record.SLOT - 1) + b"\n") * 2
-# All that may stand where a store is made.
-_NO_STORE_YET = frozenset({"LOCK", _FOLDER, "blobs", "jobs", "trusted", "lost+found"})
 
 
-def stranger_in(names: Iterable[str]) -> str | None:
-    """The name that shows that a folder is no store and can become none; None where it may, or has a log of its own."""
-    known = {"HEAD", _FOLDER}
-    found = set(names)
-    return None if found & known else min(found - _NO_STORE_YET, default=None)
+class Mark(msgspec.Struct, frozen=True):
+    """A place in the log at which a segment begins: number, checksum and first number of the batch of the record before
+    it. `ends`: for each run written since the mark before it, the number of its last event."""
+
+    seq: int
+    checksum: int
+    batch: int
+    ends: dict[str, int]
 
 
 class Wal:
@@ -66,7 +68,9 @@ class Wal:
     last_seq: int
     """Number of the last durable record."""
     run_ends: dict[str, int]
-    """For each run in the log: the number of its last durable event."""
+    """For each run written since the last mark (without one: in the log): the number of its last durable event."""
+    tail_bytes: int
+    """Of the segments since the last mark (without one: since `base`): what an opening would read."""
     dropped_tail_bytes: int
     """Bytes of a torn tail that this opening left behind."""
 
@@ -83,14 +87,16 @@ class Wal:
         self.bytes_written = 0  # of the log, HEAD not included
         self.dropped_tail_bytes = 0
         self.run_ends = {}
+        self.tail_bytes = 0
+        self._base = tail.Position()  # where the replay began
+        self._marked = 0  # number of the last record before the last mark
         self._sealed: list[tuple[str, int]] = []  # segments that are complete: name, first number of the next
         self._unread: list[Entry] | None = []  # of the last segment, until replayed
         self._at = tail.Position()
         self._segment = ""
         self._size = 0
-        self._head: record.Head | None = None
         self._head_bytes = b""  # as far as we know, to save reading it anew
-        self._open_epoch = 0  # the highest that the log itself tells
+        self._format = record.FORMAT  # of the current segment
         self._slot = 0  # the one to write next: never the one that holds the better watermark
         self._greeting: record.Opening | None = None
 
@@ -104,29 +110,36 @@ class Wal:
         at: str,
         segment_bytes: int = 64 * 2**20,
         lock: Fence | None = None,
+        base: Base | None = None,
+        store_id: str | None = None,
+        least_epoch: int = 0,
     ) -> Wal:
         """Opens the store, or makes one in an empty folder. All segments are checked; on return everything that
         `entries` will yield is durable, and so is the new epoch. `at` is a time for the record of this opening, which
         goes out with the first append: a clean store opens on a full disk, and a mere look changes no segment.
 
+        `base`, `store_id` and `least_epoch` (its `epoch`) are those of the manifest, where there is one: the log begins
+        after `base`, and older segments, which a checkpoint did not get to delete, are deleted last.
+
         Raises StoreDamaged (file, offset, reason; nothing was changed), StoreTooNew, StorageError where something could
         not be read or written (try again), StoragePoisoned where a sync failed."""
         wal = cls(disk, app=app, segment_bytes=segment_bytes, lock=lock)
         try:
-            wal._recover(draw_store_id, at)
+            wal._recover(draw_store_id, at, base, store_id, least_epoch)
         except OSError as error:
             name = _name_of(error)
             raise errors.StorageError(f"The store cannot be opened ({name}); nothing was lost.", errno=name) from error
         return wal
 
     def entries(self) -> Iterator[Entry]:
-        """All commits that were in the log when it was opened, oldest first. Once. Holds one segment in memory.
+        """All commits after `base` that were in the log when it was opened, oldest first. Once. Holds one segment in
+        memory.
 
         Raises StorageError if a segment cannot be read, StoreDamaged if it changed since it was checked."""
         last, self._unread = self._unread, None
         if last is None:
             raise RuntimeError("the entries of a log can be read once")
-        at = tail.Position()
+        at = tail.Position(self._base.seq, self._base.checksum, self._base.batch)
         for name, until in self._sealed:
             try:
                 data = self._disk.read(name)
@@ -158,7 +171,7 @@ class Wal:
     def _append(self, items: Sequence[Item]) -> None:
         self._check_ownership()
         blob, at = self._encode(items)
-        if self._size + len(blob) > self._segment_bytes and self._at.seq >= _first_of(self._segment):
+        if self._size + len(blob) > self._segment_bytes and self._holds_records():
             self._rotate()
         try:
             self._disk.write(self._segment, self._size, blob)
@@ -170,10 +183,38 @@ class Wal:
         self.last_seq = at.seq
         self.records += len(items)
         self.bytes_written += len(blob)
+        self.tail_bytes += len(blob)
         for item in items:
             self.run_ends[item.run] = item.first + item.count - 1
         self.state, self.errno, self._greeting = "ok", None, None
         self._put_head()
+
+    @property
+    def tail_records(self) -> int:
+        """Records since the last mark (without one: since `base`)."""
+        return self._at.seq - self._marked
+
+    def mark(self) -> Mark:
+        """The present end of the log, for a checkpoint. On return a segment begins there, durable under its name, so that
+        those before it can go once the checkpoint covers them. `run_ends`, `tail_bytes` and `tail_records` begin anew:
+        who does not get the checkpoint done keeps `ends`.
+
+        Raises StorageError (errno): there is no mark, the log goes on, try again. StoragePoisoned as `append`."""
+        if self.state == "poisoned":
+            raise self.over()
+        try:
+            self._check_ownership()
+            # A segment of format 0 is closed even where it is empty: what follows a checkpoint says that it does.
+            if self._holds_records() or self._format != record.FORMAT:
+                self._rotate()
+        except errors.StorageError:
+            raise
+        except BaseException:
+            self.poison("EINTR")
+            raise
+        ends, self.run_ends = self.run_ends, {}
+        self.tail_bytes, self._marked = self._size, self._at.seq
+        return Mark(self._at.seq, self._at.checksum, self._at.batch, ends)
 
     def close(self) -> None:
         """Makes the watermark durable and ends the log. What was appended is durable without it. Never raises for the
@@ -256,13 +297,17 @@ class Wal:
             raise self.poison(_name_of(error)) from error
         self.syncs += 1
 
+    def _holds_records(self) -> bool:
+        return self._at.seq >= opening.first_of(self._segment)
+
     def _rotate(self) -> None:
         done = self._segment
         try:
             self._make_segment(self._at, b"", self._at.seq)
         except OSError as error:
             raise self._full(error) from error
-        self._disk.release(done)
+        if done != self._segment:
+            self._disk.release(done)
 
     def _make_segment(self, before: tail.Position, lines: bytes, through: int) -> None:
         """The segment of the records after `before`, with `lines` in it; current, and durable under its name, on return.
@@ -286,9 +331,10 @@ class Wal:
         except OSError as error:
             # Whether it has its name is not known. If it has, what the old segment takes from now on is superseded.
             raise self.poison(_name_of(error)) from error
-        self._segment, self._size = name, len(content)
+        self._segment, self._size, self._format = name, len(content), record.FORMAT
         self._syncdir(_FOLDER)
         self.bytes_written += len(content)
+        self.tail_bytes += len(content)
 
     def _put_head(self) -> None:
         """After the sync. A failure costs nothing but a lagging watermark: the same slot is tried next time, so that
@@ -307,70 +353,33 @@ class Wal:
 
     # Opening
 
-    def _recover(self, draw_store_id: Callable[[], str], at: str) -> None:
+    def _recover(
+        self, draw_store_id: Callable[[], str], at: str, base: Base | None, store_id: str | None, least: int
+    ) -> None:
         """May crash anywhere and be run again: each step leaves a store that the same steps open."""
-        top = self._disk.names("")
-        segments, drafts = self._segments() if _FOLDER in top else ([], [])
-        has_head, epoch = "HEAD" in top, 0
-        if segments:
-            if has_head:
-                self._head_bytes = self._disk.read("HEAD")
-                self._head, place = record.read_head(self._head_bytes)
-                self._slot = place ^ 1
-                epoch = self._head.epoch if self._head else 0
-            scan, data = self._check_segments(segments)
-            epoch = max(epoch, self._open_epoch)
-            self._settle(scan, data)
+        found = opening.look(self._disk, base, store_id)
+        self._base, self._at, self.run_ends = found.base, found.at, found.run_ends
+        self._marked = found.base.seq
+        self._head_bytes, self._slot = found.head_bytes, found.slot
+        epoch = max(found.epoch, least)
+        if found.last is None:
+            self._found(draw_store_id, found.has_folder)
         else:
-            self._refuse_what_is_no_store(top, drafts)
-            self._found(draw_store_id, _FOLDER in top)
-        for draft in drafts:
+            last = found.last
+            self.store_id, self._sealed, self._unread = found.store_id, found.sealed, last.scan.entries
+            self._segment, self._size, self._format = last.name, last.scan.end, last.scan.header.format
+            self.tail_bytes = found.bytes
+            self._settle(last.scan, last.data)
+        for draft in found.drafts:
             if self._disk.exists(draft):
                 self._disk.unlink(draft)
         self.last_seq = self._at.seq
         # The names found may be known to this machine only, left by a process that was killed before its folder sync.
-        self._syncdir(_FOLDER)
-        self._claim(epoch + 1, has_head)
+        self._syncdir(opening.FOLDER)
+        self._claim(epoch + 1, found.has_head)
         self._greeting = record.Opening(self.epoch, at)
-
-    def _segments(self) -> tuple[list[tuple[str, int]], list[str]]:
-        """Name and first number of each segment, in order; and the drafts of an interrupted start."""
-        found, drafts = [], []
-        for file in self._disk.names(_FOLDER):
-            match = _SEGMENT.fullmatch(file.removesuffix(".tmp"))
-            if match is None:
-                continue  # not ours: neither read nor touched
-            if file.endswith(".tmp"):
-                drafts.append(f"{_FOLDER}/{file}")
-            else:
-                found.append((f"{_FOLDER}/{file}", int(match[1])))
-        return sorted(found), drafts
-
-    def _check_segments(self, segments: list[tuple[str, int]]) -> tuple[tail.Scan, bytes]:
-        """Reads and checks all segments, one at a time. Returns the last one and its bytes."""
-        if segments[0][1] != 1:
-            raise tail.damaged(segments[0][0], 0, "the segments before this one are missing")
-        for (name, first), (_, until) in itertools.pairwise(segments):
-            self._check_segment(name, first, until)
-            self._sealed.append((name, until))
-        name, first = segments[-1]
-        scan, data = self._check_segment(name, first, None)
-        self._segment, self._size, self._unread = name, scan.end, scan.entries
-        return scan, data
-
-    def _check_segment(self, name: str, first: int, until: int | None) -> tuple[tail.Scan, bytes]:
-        if first != self._at.seq + 1:
-            raise tail.damaged(name, 0, f"record {self._at.seq + 1} is missing before it")
-        data = self._disk.read(name)
-        scan = tail.scan(name, data, self._at, until, self._head)
-        store = scan.header.store_id
-        if store != getattr(self, "store_id", store):
-            raise tail.damaged(name, 0, "the segment belongs to another store")
-        self.store_id = store
-        self._open_epoch = max(self._open_epoch, scan.epoch)
-        for entry in scan.entries:
-            self.run_ends[entry.run] = entry.first + entry.count - 1
-        return scan, data
+        for leftover in found.leftovers:
+            self._disk.unlink(leftover)
 
     def _settle(self, scan: tail.Scan, data: bytes) -> None:
         """Whatever the last segment holds above the watermark gets a segment of its own, durable; a torn tail stays
@@ -381,17 +390,6 @@ class Wal:
             self._make_segment(scan.before, data[scan.above : scan.end], self._at.seq)
             if old != self._segment:
                 self._disk.release(old)
-
-    def _refuse_what_is_no_store(self, top: list[str], drafts: list[str]) -> None:
-        for name in top:
-            if name == "HEAD":
-                raise tail.damaged("HEAD", 0, "there is a watermark but no log: the segments are missing")
-            if name not in _NO_STORE_YET:
-                raise tail.damaged(name, 0, "the folder is not empty and is not a store: name an empty folder")
-        strangers = set(self._disk.names(_FOLDER)) if _FOLDER in top else set()
-        strangers -= {draft.removeprefix(_FOLDER + "/") for draft in drafts}
-        for name in sorted(strangers):
-            raise tail.damaged(f"{_FOLDER}/{name}", 0, "the folder is not empty and holds no segment")
 
     def _found(self, draw_store_id: Callable[[], str], has_folder: bool) -> None:
         self.store_id = draw_store_id()
@@ -413,10 +411,6 @@ class Wal:
         self._write_head(record.Head(epoch, self._at.seq, self._at.checksum))
         self._sync("HEAD", full=True)
         self._syncdir("")
-
-
-def _first_of(segment: str) -> int:
-    return int(segment[len(_FOLDER) + 1 :].removesuffix(".jsonl"))
 
 
 def _name_of(error: OSError) -> str:
