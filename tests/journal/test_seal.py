@@ -320,13 +320,17 @@ def test_a_subkey_is_given_up_long_before_nonces_may_meet(monkeypatch: pytest.Mo
     assert opened == [b"null"] * 7
 
 
-def test_subkeys_of_many_processes_are_kept_only_up_to_a_limit(monkeypatch: pytest.MonkeyPatch):
+def test_the_subkey_of_another_process_is_derived_once_and_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(seal, "_CIPHERS_MAX", 3)
     one = gcm()
-    sealed = [gcm().seal(PLACE, BODY) for _ in range(5)]
-    for each in (*sealed, *sealed):
-        assert one.open(PLACE, each) == BODY
+    derived = []
+    derive = one._derive
+    monkeypatch.setattr(one, "_derive", lambda secret, salt: derived.append(salt) or derive(secret, salt))
+    others = [gcm() for _ in range(5)]
+    for other in others:
+        assert [one.open(PLACE, other.seal(PLACE, BODY)) for _ in range(4)] == [BODY] * 4
         assert len(one._ciphers) <= 3
+    assert derived == [other._own[0] for other in others]
 
 
 def test_without_the_package_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch):
