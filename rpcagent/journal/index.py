@@ -1,0 +1,435 @@
+"""The index of ended runs: one SQLite file, for lists and for retention. The only file of the journal that knows SQL.
+
+Knows: how to find ended runs by place, namespace, agent and status without reading the others, and when its file is of no
+use. Does not know: what a summary says, or what is true: that stands in `runs/*/state.json`, from which a new index is
+made at any time. So a file that is damaged, of another store or of another version is never an error, only work.
+
+SQLite checks its pages by no checksum. Every row has one of its own, because runs are deleted by what stands here: a row
+that comes out is the row that went in. A row that a damaged page hides is missed by a page or by `expired`, which does no
+harm; `blobs`, by which content is deleted, counts.
+
+SQLite is imported by the first `Index`, so a process that opens none does not pay for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import zlib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rpcagent import errors
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+FILE_NAME = "index.sqlite"
+VERSION = 1
+"""Of the tables and of what stands in them. A file with another one is made anew."""
+_APPLICATION = 0x72706169
+_BUSY_S = 5.0  # a writer and a reader do not wait for each other; this is for what else may hold the file
+_KEPT_WAL_BYTES = 4 * 1024 * 1024
+_FETCH = 256
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+_COLUMNS = (
+    "id INTEGER PRIMARY KEY, run TEXT NOT NULL UNIQUE, place INTEGER NOT NULL, status TEXT NOT NULL, "
+    "namespace TEXT NOT NULL, agent TEXT NOT NULL, labels TEXT NOT NULL, started TEXT NOT NULL, ended TEXT NOT NULL, "
+    "ended_ms INTEGER, bytes INTEGER NOT NULL, blobs TEXT NOT NULL, unresolved INTEGER NOT NULL, "
+    "summary_crc INTEGER NOT NULL, crc INTEGER NOT NULL, summary BLOB NOT NULL"
+)
+_ONE_MORE = "INSERT INTO totals VALUES (new.status, 1) ON CONFLICT (status) DO UPDATE SET n = n + 1"
+# Each index ends with the place, so a page is a range of it. No status given means each status in turn: there are few.
+_SCHEMA = (
+    "CREATE TABLE about (one INTEGER PRIMARY KEY CHECK (one = 1), through INTEGER NOT NULL, store TEXT NOT NULL)",
+    "CREATE TABLE totals (status TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID",
+    f"CREATE TABLE ended ({_COLUMNS})",
+    "CREATE INDEX by_place ON ended (place)",
+    "CREATE INDEX by_end ON ended (ended_ms, place)",
+    "CREATE INDEX by_status ON ended (status, place)",
+    "CREATE INDEX by_namespace ON ended (namespace, status, place)",
+    "CREATE INDEX by_agent ON ended (agent, status, place)",
+    "CREATE INDEX by_namespace_agent ON ended (namespace, agent, status, place)",
+    f"CREATE TRIGGER one_more AFTER INSERT ON ended BEGIN {_ONE_MORE}; END",
+    "CREATE TRIGGER one_less AFTER DELETE ON ended BEGIN UPDATE totals SET n = n - 1 WHERE status = old.status; END",
+)
+_HEADS = ", ".join(
+    f"ended.{name}"
+    for name in (
+        "run", "place", "status", "namespace", "agent", "labels", "started", "ended", "ended_ms", "bytes", "blobs",
+        "unresolved", "summary_crc", "crc",
+    )
+)  # fmt: skip
+_INSERT = f"INSERT INTO ended ({_HEADS.replace('ended.', '')}, summary) VALUES ({', '.join('?' * 15)})"  # noqa: S608
+_labels = msgspec.json.Decoder(dict[str, str])
+_digests = msgspec.json.Decoder(tuple[str, ...])
+_encoder = msgspec.json.Encoder()
+_Bytes = bytes
+
+
+class IndexUnusable(Exception):
+    """The file is damaged, foreign or of another version. Nothing is lost: `Index.rebuild` makes it anew."""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An ended run as lists and retention need it. Times are RFC 3339 texts, `bytes` is the length of its history,
+    `blobs` are the digests that it refers to. `unresolved`: the outcome of a step is still unknown."""
+
+    run: str
+    place: int
+    status: str
+    namespace: str
+    agent: str
+    labels: dict[str, str]
+    started_at: str
+    ended_at: str
+    bytes: int
+    blobs: tuple[str, ...]
+    unresolved: bool
+    summary: _Bytes
+
+
+class Index:
+    """The file at `path`, which is made if it is missing. For one thread at a time; another thread has an object of its
+    own, and neither waits for the other.
+
+    Every call raises IndexUnusable, or StorageError where the file may be good and cannot be read or written now."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        with _translated():
+            self._database = _connected(self.path)
+        try:
+            with _translated():
+                self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def open_or_rebuild(
+        cls,
+        path: Path | str,
+        rows: Callable[[], Iterable[Ended]],
+        through: int,
+        store_id: str,
+        counts: Mapping[str, int],
+    ) -> Index:
+        """The index that covers the log of this store at least up to `through`; made from `rows()` if the file does not.
+
+        `counts`: how many ended runs of each status the manifest knows at `through`. A file that covers exactly as much
+        must have as many; one that is ahead of the manifest may differ. No other Index of this path may be open."""
+        with contextlib.suppress(IndexUnusable):
+            index = cls(path)
+            try:
+                if index._is_of(through, store_id, counts):
+                    return index
+            except BaseException:
+                index.close()
+                raise
+            index.close()
+        return cls.rebuild(path, rows, through, store_id)
+
+    @classmethod
+    def rebuild(cls, path: Path | str, rows: Callable[[], Iterable[Ended]], through: int, store_id: str) -> Index:
+        """A new file in place of whatever is there. Durable on return. No other Index of this path may be open.
+
+        What `rows` raises goes up; the next `open_or_rebuild` begins anew then."""
+        _remove(Path(path))
+        index = cls(path)
+        try:
+            index.update(rows(), (), through, store_id)
+        except BaseException:
+            index.close()
+            raise
+        return index
+
+    @property
+    def through(self) -> int:
+        """The number of the last log record that is covered; 0 if it is new."""
+        return int(self._about()[0])
+
+    @property
+    def store_id(self) -> str:
+        """Of the store that it belongs to; empty if it is new."""
+        return str(self._about()[1])
+
+    def update(self, rows: Iterable[Ended], removed: Iterable[str], through: int, store_id: str) -> None:
+        """Puts each of `rows` in place of what the index says of its run, and takes out the runs `removed`. All of it and
+        `through` are durable on return, or nothing has changed. May be repeated.
+
+        Raises StorageError (nothing was recorded, a later update may succeed), StoragePoisoned where a sync failed."""
+        delete = "DELETE FROM ended WHERE run = ?"
+        with _translated():
+            self._database.execute("BEGIN IMMEDIATE")
+        try:
+            for row in rows:  # what this raises is no error of the file
+                with _translated():
+                    self._database.execute(delete, (row.run,))
+                    self._database.execute(_INSERT, _values(row))
+            for run in removed:
+                with _translated():
+                    self._database.execute(delete, (run,))
+            with _translated():
+                self._database.execute("INSERT OR REPLACE INTO about VALUES (1, ?, ?)", (through, store_id))
+                self._database.execute("COMMIT")
+        except BaseException:
+            self._undo()
+            raise
+
+    def page(
+        self, place: int, limit: int, *, namespace: str | None, agent: str | None, statuses: Collection[str]
+    ) -> list[Ended]:
+        """The first `limit` runs at `place` or after it, by place. None, and no statuses: any. Takes time by `limit`, not
+        by how many runs there are or how few of them match."""
+        present = self.counts()
+        wanted = [status for status in present if status in statuses] if statuses else list(present)
+        if not wanted:
+            return []
+        no_filter = namespace is None and agent is None and len(wanted) == len(present)
+        query, values = page_query(place, limit, namespace, agent, None if no_filter else wanted)
+        with _translated():
+            found = [_row(each) for each in self._database.execute(query, values)]
+        return sorted(found, key=lambda row: (row.place, row.run))
+
+    def find(self, run: str) -> Ended | None:
+        """The row of a run, if it has ended."""
+        with _translated():
+            query = f"SELECT {_HEADS}, summary FROM ended WHERE run = ?"  # noqa: S608 - of constants
+            found = self._database.execute(query, (run,)).fetchone()
+            return None if found is None else _row(found)
+
+    def counts(self) -> dict[str, int]:
+        """How many runs there are of each status that any run has."""
+        with _translated():
+            return dict(self._database.execute("SELECT status, n FROM totals WHERE n <> 0 ORDER BY status").fetchall())
+
+    def expired(self, ended_by: datetime) -> Iterator[Ended]:
+        """The runs that ended at `ended_by` or before, the oldest first, with an empty `summary`. To the millisecond: it
+        may give runs that ended within the same one. A run without a readable `ended_at` never comes.
+
+        Other calls of this object may be made before it is at its end, except `update`."""
+        query = f"SELECT {_HEADS} FROM ended WHERE ended_ms <= ? ORDER BY ended_ms, place"  # noqa: S608 - of constants
+        with _translated():
+            cursor = self._database.execute(query, ((ended_by - _EPOCH) // _MS,))
+        with contextlib.closing(cursor):
+            while True:
+                with _translated():
+                    some = [_row(values) for values in cursor.fetchmany(_FETCH)]
+                if not some:
+                    return
+                yield from some
+
+    def blobs(self) -> Iterator[str]:
+        """The digests that any run refers to, each once, sorted. Reads all rows, and holds all digests."""
+        found: set[str] = set()
+        seen = 0
+        with _translated():
+            self._database.execute("BEGIN")
+            try:
+                total = sum(self.counts().values())
+                query = f"SELECT {_HEADS} FROM ended NOT INDEXED"  # noqa: S608 - of constants
+                for values in self._database.execute(query):
+                    found.update(_row(values).blobs)
+                    seen += 1
+            finally:
+                self._undo()
+        if seen != total:
+            raise IndexUnusable(f"{seen} of {total} rows can be read")
+        return iter(sorted(found))
+
+    def close(self) -> None:
+        """Gives the file up. What counts was made durable before."""
+        import sqlite3
+
+        with contextlib.suppress(sqlite3.Error):
+            self._database.close()
+
+    def _prepare(self) -> None:
+        """Makes the tables in an empty file; raises IndexUnusable for a file with others."""
+        execute = self._database.execute
+        execute("PRAGMA synchronous = FULL")
+        execute("PRAGMA cell_size_check = ON")
+        execute(f"PRAGMA journal_size_limit = {_KEPT_WAL_BYTES}")
+        if not self._schema():
+            # Readers and the writer do not wait for each other then. Where the file system has no shared memory, the
+            # mode stays as it is, and they do.
+            execute("PRAGMA journal_mode = WAL")
+            execute("BEGIN IMMEDIATE")
+            try:
+                if not self._schema():
+                    for statement in _SCHEMA:
+                        execute(statement)
+                    execute(f"PRAGMA application_id = {_APPLICATION}")
+                    execute(f"PRAGMA user_version = {VERSION}")
+                    execute("INSERT INTO about VALUES (1, 0, '')")
+                execute("COMMIT")
+            except BaseException:
+                self._undo()
+                raise
+        version = execute("PRAGMA user_version").fetchone()[0]
+        if execute("PRAGMA application_id").fetchone()[0] != _APPLICATION or version != VERSION:
+            raise IndexUnusable(f"this is no index of version {VERSION}")
+        if self._schema() != set(_SCHEMA):
+            raise IndexUnusable("its tables are not those of this version")
+
+    def _schema(self) -> set[str]:
+        return {sql for (sql,) in self._database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
+
+    def _about(self) -> tuple[int, str]:
+        with _translated():
+            found = self._database.execute("SELECT through, store FROM about").fetchall()
+        if len(found) != 1 or not (isinstance(found[0][0], int) and isinstance(found[0][1], str)):
+            raise IndexUnusable("it does not say what it covers")
+        return found[0][0], found[0][1]
+
+    def _is_of(self, through: int, store_id: str, counts: Mapping[str, int]) -> bool:
+        covered, store = self._about()
+        if store != store_id or covered < through:
+            return False
+        return covered > through or self.counts() == {status: n for status, n in counts.items() if n}
+
+    def _undo(self) -> None:
+        import sqlite3
+
+        if self._database.in_transaction:
+            with contextlib.suppress(sqlite3.Error):  # the file is as it was, whether or not this can be said to SQLite
+                self._database.execute("ROLLBACK")
+
+
+def page_query(
+    place: int, limit: int, namespace: str | None, agent: str | None, statuses: Collection[str] | None
+) -> tuple[str, list[Any]]:
+    """The SQL of a page and its values. Each status is a range of one index, cut at `limit`; rows are read for the first
+    `limit` of all of them only. A hit without a row comes out empty, so that it is noticed."""
+    given = [(name, value) for name, value in (("namespace", namespace), ("agent", agent)) if value is not None]
+    if statuses is None and not given:
+        ranges = ["SELECT id, place FROM ended INDEXED BY by_place WHERE place >= ? ORDER BY place LIMIT ?"]
+        values: list[Any] = [place, limit]
+    else:
+        name = "by_" + ("_".join(name for name, _ in given) or "status")
+        where = "".join(f"{column} = ? AND " for column, _ in given)
+        one = f"SELECT id, place FROM ended INDEXED BY {name} WHERE {where}status = ? AND place >= ? ORDER BY place LIMIT ?"  # noqa: S608
+        ranges, values = [], []
+        for status in statuses or ():
+            ranges.append(f"SELECT * FROM ({one})")  # noqa: S608
+            values += [*(value for _, value in given), status, place, limit]
+    hits = " UNION ALL ".join(ranges)
+    query = f"SELECT {_HEADS}, ended.summary FROM (SELECT id FROM ({hits}) ORDER BY place LIMIT ?) AS hit LEFT JOIN ended ON ended.id = hit.id"  # noqa: S608
+    return query, [*values, limit]
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    import sqlite3
+
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    # Only a file that is not there is opened by us: the close of any descriptor drops the locks that SQLite holds.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, flags, 0o600))
+    return sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+
+
+def _remove(path: Path) -> None:
+    """The file goes first: beside a file that is not there, SQLite takes the others for leftovers, which they are."""
+    with _translated():
+        for name in (path.name, *(path.name + suffix for suffix in ("-wal", "-shm", "-journal"))):
+            path.with_name(name).unlink(missing_ok=True)
+
+
+def _values(row: Ended) -> tuple[Any, ...]:
+    """What stands in the columns, in the order of `_HEADS`, and the summary."""
+    heads = (
+        row.run,
+        row.place,
+        row.status,
+        row.namespace,
+        row.agent,
+        _encoder.encode(row.labels).decode(),
+        row.started_at,
+        row.ended_at,
+        _milliseconds(row.ended_at),
+        row.bytes,
+        _encoder.encode(row.blobs).decode(),
+        int(row.unresolved),
+        zlib.crc32(row.summary),
+    )
+    return (*heads, zlib.crc32(_encoder.encode(heads)), row.summary)
+
+
+def _row(values: tuple[Any, ...]) -> Ended:
+    """The row that was put in; IndexUnusable if these values are not those of one. Without the summary it is empty."""
+    heads, checksum, summary = values[:13], values[13], values[14:]
+    if zlib.crc32(_encoder.encode(heads)) != checksum or any(zlib.crc32(found) != heads[12] for found in summary):
+        raise IndexUnusable("a row is not what was put in")
+    return Ended(
+        run=heads[0],
+        place=heads[1],
+        status=heads[2],
+        namespace=heads[3],
+        agent=heads[4],
+        labels=_labels.decode(heads[5]),
+        started_at=heads[6],
+        ended_at=heads[7],
+        bytes=heads[9],
+        blobs=_digests.decode(heads[10]),
+        unresolved=bool(heads[11]),
+        summary=summary[0] if summary else b"",
+    )
+
+
+def _milliseconds(text: str) -> int | None:
+    """Since 1970. None for a text that is no instant: such a run is never found to be old."""
+    try:
+        return (datetime.fromisoformat(text) - _EPOCH) // _MS
+    except (ValueError, TypeError):  # no time, or one without its offset
+        return None
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Errors of SQLite and of the system as those that `Index` promises."""
+    import sqlite3
+
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # a fault of ours
+    except sqlite3.Error as error:
+        raise _meaning(error) from error
+    except UnicodeDecodeError as error:  # damaged text, or a complaint that quotes it
+        raise IndexUnusable("its text is none") from error
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "EIO")
+        raise errors.StorageError(f"The index cannot be opened ({name}).", errno=name) from error
+
+
+def _meaning(error: sqlite3.Error) -> Exception:
+    """Trouble around the file, which may pass, or trouble with the file, which does not. What is neither known is the file's:
+    to make it anew needs only time."""
+    import sqlite3
+
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    if code in {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}:
+        return errors.StoragePoisoned("A sync of the index failed.", errno="EIO")
+    if code in {sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_DATA, sqlite3.SQLITE_IOERR_CORRUPTFS}:
+        return IndexUnusable(str(error))
+    name = {
+        sqlite3.SQLITE_FULL: "ENOSPC",
+        sqlite3.SQLITE_IOERR: "EIO",
+        sqlite3.SQLITE_CANTOPEN: "EIO",
+        sqlite3.SQLITE_PERM: "EACCES",
+        sqlite3.SQLITE_AUTH: "EACCES",
+        sqlite3.SQLITE_BUSY: "EAGAIN",
+        sqlite3.SQLITE_LOCKED: "EAGAIN",
+        sqlite3.SQLITE_PROTOCOL: "EAGAIN",
+    }.get(code & 0xFF)
+    if name is None:
+        return IndexUnusable(str(error))
+    return errors.StorageError(f"The index cannot be used now ({name}).", errno=name)
