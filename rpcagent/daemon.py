@@ -37,7 +37,7 @@ from rpcagent.rpc.methods import METHODS, Context, Waits
 from rpcagent.rpc.notify import Notifier
 from rpcagent.runs.decide import Rules
 from rpcagent.runs.definition import Definition
-from rpcagent.runs.ports import ToolRequest
+from rpcagent.runs.ports import Recorded, ToolRequest
 from rpcagent.runs.supervisor import Subscriber, Supervisor
 from rpcagent.tools.registry import Registry
 from rpcagent.tools.shell import Shell
@@ -205,7 +205,7 @@ class Daemon:
             disk.close()
             raise
         self._dropped_tail_bytes = wal.dropped_tail_bytes
-        entries = [(entry.run, bytes(entry.body)) for entry in wal.entries()]
+        entries = [(entry.run, Recorded(entry.first, entry.count, bytes(entry.body))) for entry in wal.entries()]
         journal = self._journal = GroupCommit(wal)
         store = str(self._config.store)
         registry = self._registry = Registry(
@@ -228,14 +228,12 @@ class Daemon:
         )
         gc.disable()  # as in the command line: what is replayed stays
         try:
-            for run_id, body in entries:
-                supervisor.load(run_id, body)
+            await supervisor.replay(entries)
         finally:
             gc.freeze()
             gc.enable()
-        last_at = supervisor.last_at()
-        if last_at is not None:
-            clock.not_before(last_at)
+        if supervisor.known_until is not None:
+            clock.not_before(supervisor.known_until)
         supervisor.subscriber = Subscriber(committed=self._notifier.committed, delta=self._notifier.delta)
         await self._open_pass(supervisor)
         self._session = self._serve_runs(supervisor)
@@ -277,7 +275,7 @@ class Daemon:
             },
             recovery={
                 "interruptedRuns": supervisor.recovered,
-                "damagedRuns": [a.run_id for a in supervisor.runs() if a.damaged is not None],
+                "damagedRuns": [a.run_id for a in supervisor.actors.values() if a.damaged is not None],
                 "droppedTailBytes": self._dropped_tail_bytes,
             },
             waits=Waits(0 if self._config.hold else MAX_WAITING),

@@ -74,6 +74,8 @@ class Method(NamedTuple):
     """It is not executed when sent as a notification: nobody could name what it made."""
     inline: bool
     """It never waits for anything outside this process, so it is answered in place, whatever else is going on."""
+    at_hand: Callable[[Any, Any], bool] | None = None
+    """Of an inline method: whether this very call, by context and params as they came, needs no wait. Without: always."""
     urgent: bool = False
     """A person's word, which waits for the disk alone: some room is kept for it, whatever else is going on."""
 
@@ -265,7 +267,7 @@ class Session:
 
     async def _feed_call(self, call: Call) -> None:
         method = self._methods.get(call.method)
-        if method is None or method.inline:
+        if method is None or self._inline(method, call):
             if self._unstarted:
                 # Those before must have entered, so that the answer tells of them.
                 self._unstarted = False
@@ -279,6 +281,9 @@ class Session:
             self.ignored += 1
         else:
             self._fail(call.id, self._overloaded())
+
+    def _inline(self, method: Method, call: Call) -> bool:
+        return method.inline and (method.at_hand is None or method.at_hand(self._context, call.params))
 
     async def _execute(self, call: Call) -> Ok | Fail | None:
         if call.id is UNSET:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -18,13 +16,16 @@ from rpcagent.rpc.notify import Notifier, elements
 from rpcagent.runs import events as ev
 from rpcagent.runs.definition import Definition
 from rpcagent.runs.engine import Actor
+from rpcagent.runs.ports import Recorded
 from rpcagent.runs.requests import ApproveCommand, Ask, CancelCommand, Command, ResumeCommand, StepCommand
+from rpcagent.runs.summary import Summary, view_of
 from rpcagent.runs.supervisor import Answer, Supervisor
 from rpcagent.runs.view import approval_view, request_view, run_view, status_view, step_view
 
 MOST_ATTENTION = 100
 PAGE_BYTES = 1 << 20
 """A page ends with the element that reaches it."""
+_CHUNK = 500
 INPUT_SHOWN = 64 << 10
 INPUT_CUT = " [...]"
 
@@ -101,7 +102,7 @@ async def start(ctx: Context, params: wire.StartParams) -> dict[str, Any]:
     print_of_it = wire.fingerprint("start", params)
     supervisor = ctx.supervisor
     run_id = supervisor.run_id_of(params.namespace, params.client_request_id)
-    if _exists(supervisor, run_id):
+    if supervisor.roster.at_hand(run_id) is not None:
         ctx.notifier.names(run_id)
     with ctx.waits.granted(params.wait_ms) as wait_ms:
         known = await supervisor.started(params.namespace, params.client_request_id, print_of_it, wait_ms)
@@ -125,7 +126,7 @@ async def start(ctx: Context, params: wire.StartParams) -> dict[str, Any]:
         with ctx.waits.granted(params.wait_ms) as wait_ms:
             return _answer(ctx, await supervisor.start(event, wait_ms))
     finally:
-        if not _exists(supervisor, run_id):
+        if supervisor.roster.at_hand(run_id) is None:
             ctx.notifier.forgets(run_id)
 
 
@@ -172,7 +173,7 @@ async def status(ctx: Context, params: wire.StatusParams) -> dict[str, Any]:
         run_id = params.run_id
     else:
         run_id = supervisor.run_id_of(params.namespace, params.client_request_id or "")
-    actor = supervisor.find(run_id)
+    actor = await _reach(supervisor, run_id)
     ctx.notifier.names(run_id)
     if actor.state is None:
         return {"run": _run(ctx, actor)}
@@ -188,35 +189,81 @@ async def list_runs(ctx: Context, params: wire.ListParams) -> dict[str, Any]:
     supervisor = ctx.supervisor
     if params.namespace is not None:
         wire.check_namespace(params.namespace)
+    page = _Page(ctx, params)
     place = _place(params.cursor, supervisor.journal.store_id)
-    runs: list[dict[str, Any]] = []
-    approvals: list[dict[str, Any]] = []
-    more = False
-    size = 0
-    for actor in islice(supervisor.runs(), place, None):
-        if len(runs) >= params.limit or size >= PAGE_BYTES:
-            more = True
-            break
-        place += 1
-        if not _listed(supervisor, actor, params):
-            continue
-        runs.append(_run(ctx, actor))
-        size += len(_encode(runs[-1]))
-        if params.open_approvals and actor.state is not None:
-            asked = [approval_view(actor.run_id, a) for a in actor.state.open_approvals()]
-            approvals += asked
-            size += len(_encode(asked))
-    page: dict[str, Any] = {"runs": runs}
+    while True:
+        rows, end = await _rows(supervisor, params, place)
+        for where, run_id, found in rows:
+            if page.full:
+                return page.shown(f"{supervisor.journal.store_id}.{where}")
+            await page.add(run_id, found)
+        if end is None:
+            return page.shown(None)
+        place = end
+
+
+_Row = tuple[int, str, Actor | Summary]
+
+
+async def _rows(supervisor: Supervisor, params: wire.ListParams, place: int) -> tuple[list[_Row], int | None]:
+    """Some rows from `place` on, in order, and the place after the last one; None where there are no others."""
+    roster = supervisor.roster
     if params.open_approvals:
-        page["approvals"] = approvals
-    if more:
-        page["nextCursor"] = f"{supervisor.journal.store_id}.{place}"
-    return page
+        filed = []  # a run that has ended asks for nothing
+    else:
+        filed = await supervisor.archive.ended(
+            place, _CHUNK, namespace=params.namespace, agent=params.agent, statuses=params.status or ()
+        )
+    end = filed[-1][1].place + 1 if len(filed) == _CHUNK else None
+    rows: list[_Row] = [(heads.place, i, heads) for i, heads in filed if i not in roster.actors]
+    for row in roster.in_memory(place):
+        if end is not None and row[0] >= end:
+            break
+        if _listed(supervisor, row[2], params):
+            rows.append(row)
+    return sorted(rows, key=lambda row: row[0]), end
+
+
+class _Page:
+    """What one answer of `list` holds so far."""
+
+    def __init__(self, ctx: Context, params: wire.ListParams) -> None:
+        self._ctx, self._params = ctx, params
+        self._runs: list[dict[str, Any]] = []
+        self._approvals: list[dict[str, Any]] = []
+        self._size = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self._runs) >= self._params.limit or self._size >= PAGE_BYTES
+
+    async def add(self, run_id: str, found: Actor | Summary) -> None:
+        if isinstance(found, Summary) and self._params.open_approvals:
+            found = await self._ctx.supervisor.find(run_id)  # a summary names the questions, and does not ask them
+        if isinstance(found, Summary):
+            self._runs.append(view_of(bytes(found.body)))
+            self._size += len(bytes(found.body))
+            return
+        self._runs.append(_run(self._ctx, found))
+        self._size += len(_encode(self._runs[-1]))
+        if self._params.open_approvals and found.state is not None:
+            asked = [approval_view(run_id, a) for a in found.state.open_approvals()]
+            self._approvals += asked
+            self._size += len(_encode(asked))
+
+    def shown(self, cursor: str | None) -> dict[str, Any]:
+        page: dict[str, Any] = {"runs": self._runs}
+        if self._params.open_approvals:
+            page["approvals"] = self._approvals
+        if cursor is not None:
+            page["nextCursor"] = cursor
+        return page
 
 
 async def events(ctx: Context, params: wire.EventsParams) -> dict[str, Any]:
     wire.check_run_id(params.run_id)
-    actor = ctx.supervisor.find(params.run_id)
+    supervisor = ctx.supervisor
+    actor = await _reach(supervisor, params.run_id)
     ctx.notifier.names(params.run_id)
     last = actor.state.last_seq if actor.state is not None else 0
     if params.after_seq > last:
@@ -224,23 +271,67 @@ async def events(ctx: Context, params: wire.EventsParams) -> dict[str, Any]:
             f"the run's last event is {last}: the cursor is of another store, or of a later copy of this one; begin with 0",
             lastSeq=last,
         )
-    commits = actor.commits
-    first = max(bisect.bisect_right(commits, params.after_seq + 1, key=lambda c: c.seq) - 1, 0)
     found: list[dict[str, Any]] = []
-    size = 0
-    following = (e for commit in islice(commits, first, None) for e in elements(actor.run_id, commit))
-    for element in following:
-        if len(found) >= params.limit or size >= PAGE_BYTES:
+    size, after = 0, params.after_seq
+    while after < last and len(found) < params.limit and size < PAGE_BYTES:
+        records = await _records(supervisor, actor, after)
+        # What follows the last event of a damaged run cannot be read.
+        bodies = (record.body for record in records if record.first <= last)
+        for element in (e for body in bodies for e in elements(actor.run_id, ev.decode(body))):
+            if len(found) >= params.limit or size >= PAGE_BYTES:
+                break
+            if after < element["seq"] <= last:
+                found.append(element)
+                size += len(_encode(element))
+                after = element["seq"]
+        if not records:
             break
-        if element["seq"] > params.after_seq:
-            found.append(element)
-            size += len(_encode(element))
     return {"events": found, "lastSeq": last}
+
+
+async def _records(supervisor: Supervisor, actor: Actor, after: int) -> list[Recorded]:
+    """Some records, from the one that holds event `after` + 1: from memory, else from the run's files."""
+    if after < actor.filed:
+        return await supervisor.archive.records(actor.run_id, after)
+    return [record for record in actor.tail if record.last > after]
+
+
+async def _reach(supervisor: Supervisor, run_id: str) -> Actor:
+    """For those who only look: a run that was deleted is one that is not there."""
+    try:
+        return await supervisor.find(run_id)
+    except errors.KeyExpired as gone:
+        raise errors.NotFound("the run was deleted", runId=run_id, deleted=True) from gone
 
 
 async def shutdown(ctx: Context, params: wire.ShutdownParams) -> dict[str, Any]:
     ctx.shutdown(params.grace_ms)
     return {}
+
+
+def _status_at_hand(ctx: Context, params: Any) -> bool:
+    """Whether it can be answered from memory; params are as they came, and may be anything."""
+    if type(params) is not dict or not ctx.supervisor.archive.any_held:
+        return True
+    run_id, key = params.get("runId"), params.get("clientRequestId")
+    if type(run_id) is not str:
+        if type(key) is not str:
+            return True
+        namespace = params.get("namespace", "")
+        run_id = ctx.supervisor.run_id_of(namespace if type(namespace) is str else "", key)
+    return ctx.supervisor.roster.at_hand(run_id) is not None
+
+
+def _all_at_hand(ctx: Context, _params: Any) -> bool:
+    return not ctx.supervisor.archive.any_held
+
+
+def _events_at_hand(ctx: Context, params: Any) -> bool:
+    if type(params) is not dict or not ctx.supervisor.archive.any_held:
+        return True
+    run_id, after = params.get("runId"), params.get("afterSeq", 0)
+    actor = ctx.supervisor.roster.at_hand(run_id) if type(run_id) is str else None
+    return actor is not None and type(after) is int and after >= actor.filed
 
 
 METHODS: dict[str, Method] = {
@@ -249,9 +340,9 @@ METHODS: dict[str, Method] = {
     "step": Method(wire.StepParams, step, mutating=True, inline=False),
     "resume": Method(wire.ResumeParams, resume, mutating=True, inline=False),
     "approve": Method(wire.ApproveParams, approve, mutating=True, inline=False, urgent=True),
-    "status": Method(wire.StatusParams, status, mutating=False, inline=True),
-    "list": Method(wire.ListParams, list_runs, mutating=False, inline=True),
-    "events": Method(wire.EventsParams, events, mutating=False, inline=True),
+    "status": Method(wire.StatusParams, status, mutating=False, inline=True, at_hand=_status_at_hand),
+    "list": Method(wire.ListParams, list_runs, mutating=False, inline=True, at_hand=_all_at_hand),
+    "events": Method(wire.EventsParams, events, mutating=False, inline=True, at_hand=_events_at_hand),
     "cancel": Method(wire.CancelParams, cancel, mutating=True, inline=False, urgent=True),
     "shutdown": Method(wire.ShutdownParams, shutdown, mutating=False, inline=True),
 }
@@ -265,7 +356,7 @@ async def _submit(
     wait_ms: int,
 ) -> dict[str, Any]:
     wire.check_keyed(params)
-    ctx.supervisor.find(params.run_id)
+    await ctx.supervisor.find(params.run_id)
     ctx.notifier.names(params.run_id)
     ask = Ask(
         key=params.client_request_id, method=method, fingerprint=wire.fingerprint(method, params), command=command
@@ -283,11 +374,6 @@ def _answer(ctx: Context, answer: Answer) -> dict[str, Any]:
     moving = state.step(state.step_request_step) if state is not None and state.step_request_step else None
     shown = step_view(moving) if moving is not None else None
     return {"step": shown, "run": run, "replayed": False, "request": {"method": "step", "state": "in_progress"}}
-
-
-def _exists(supervisor: Supervisor, run_id: str) -> bool:
-    actor = supervisor.actors.get(run_id)
-    return actor is not None and actor.state is not None
 
 
 def _run(ctx: Context, actor: Actor) -> dict[str, Any]:
@@ -319,25 +405,28 @@ def _input_shown(given: str | tuple[dict[str, Any], ...]) -> dict[str, Any]:
 
 def _health(ctx: Context) -> dict[str, Any]:
     supervisor = ctx.supervisor
-    lines = [line for found in islice(supervisor.attention.values(), MOST_ATTENTION) for line in found]
     return {
         **ctx.health(),
         "storeId": supervisor.journal.store_id,
         "epoch": supervisor.journal.epoch,
-        "counts": {status: count for status, count in supervisor.counts.items() if count},
-        "needsAttention": lines[:MOST_ATTENTION],
+        "counts": {status: count for status, count in supervisor.roster.counts.items() if count},
+        "needsAttention": supervisor.roster.attention(MOST_ATTENTION),
     }
 
 
-def _listed(supervisor: Supervisor, actor: Actor, params: wire.ListParams) -> bool:
-    state = actor.state
-    if params.status and supervisor.status_of(actor) not in params.status:
+def _listed(supervisor: Supervisor, found: Actor | Summary, params: wire.ListParams) -> bool:
+    if isinstance(found, Summary):
+        namespace, agent, status, asks = found.namespace, found.agent, found.status, found.asks
+    elif found.state is not None:
+        namespace, agent = found.state.namespace, found.state.definition.agent
+        status, asks = supervisor.status_of(found), bool(found.state.open_approvals())
+    else:
+        namespace, agent, status, asks = None, None, "damaged", False
+    if params.status and status not in params.status:
         return False
-    if state is None:
-        return params.namespace is None and params.agent is None and not params.open_approvals
-    if params.open_approvals and not state.open_approvals():
+    if params.open_approvals and not asks:
         return False
-    return params.namespace in {None, state.namespace} and params.agent in {None, state.definition.agent}
+    return params.namespace in {None, namespace} and params.agent in {None, agent}
 
 
 def _place(cursor: str | None, store_id: str) -> int:

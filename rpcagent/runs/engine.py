@@ -24,9 +24,10 @@ from rpcagent.runs import events as ev
 from rpcagent.runs.decide import Action, LookUpAction, ModelAction, Rules, advance
 from rpcagent.runs.fold import fold
 from rpcagent.runs.outcomes import LookUp, Lost, NotDone, Outcome, Report, events_of
-from rpcagent.runs.ports import Clock, Journal, Model, ModelRequest, ToolRequest, Tools
+from rpcagent.runs.ports import Clock, Journal, Model, ModelRequest, Recorded, ToolRequest, Tools
 from rpcagent.runs.requests import Ask, Receipt, check_fingerprint, receive
 from rpcagent.runs.state import RunState, Step
+from rpcagent.runs.summary import Summary
 from rpcagent.runs.transitions import IllegalTransition
 
 RETRY_WRITE_MS = 1_000
@@ -86,12 +87,20 @@ class Actor:
     """Owns one run. `state` is the published one; None until the first commit is durable.
 
     `damaged` says why a run is stopped for good; `failed` is the error that every further request for it gets.
+    `tail`: its records that are in the log alone; `filed`: its last event that is in files of its own, 0 for none. `place`:
+    where it stands among all runs. `touched`: the higher, the later it was asked for. `sheet`: its summary, and the bytes of the
+    summary's body, as its files have them; `misfiled`: its files are damaged, so nothing can be added to them.
     """
 
     def __init__(self, run_id: str, host: Host) -> None:
         self.run_id = run_id
         self.state: RunState | None = None
-        self.commits: list[ev.Commit] = []
+        self.tail: list[Recorded] = []
+        self.filed = 0
+        self.place = 0
+        self.touched = 0
+        self.sheet: tuple[Summary, bytes] | None = None
+        self.misfiled = False
         self.damaged: str | None = None
         self.failed: errors.RpcAgentError | None = None
         self.performing: dict[tuple[str, int], anyio.CancelScope] = {}
@@ -110,6 +119,12 @@ class Actor:
     def at_rest(self) -> bool:
         """Nothing is being performed for it, and no mail is being decided or recorded."""
         return not self.performing and not self._draining
+
+    @property
+    def forgettable(self) -> bool:
+        """All that is known of it is in its files, and nobody waits for it."""
+        busy = self.performing or self._draining or self._mailbox or self._kept or self._watchers
+        return not busy and not self.tail and self.failed is None
 
     def post(self, item: Mail) -> None:
         """Puts an item into the mailbox; never blocks. One drain runs at a time, and only while there is mail."""
@@ -247,7 +262,7 @@ class Actor:
         commit = draft.commit
         if commit is not None:
             self.state = draft.state
-            self.commits.append(commit)
+            self.tail.append(Recorded(commit.seq, len(commit.events), draft.body))
         scopes = [(action, anyio.CancelScope()) for action in draft.perform]
         for action, scope in scopes:
             self.performing[action.step_id, action.attempt] = scope

@@ -6,9 +6,9 @@ raises all the same is a fault of ours and is taken for an outcome that nobody k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -16,6 +16,9 @@ from rpcagent.runs.definition import Definition
 from rpcagent.runs.effects import ToolSpec
 from rpcagent.runs.outcomes import Failed, LookUp, Lost, ModelReply, NotDone, ToolReply
 from rpcagent.runs.state import Message
+from rpcagent.runs.summary import Summary
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -42,6 +45,104 @@ class Journal(Protocol):
 
     def health(self) -> dict[str, Any]:
         """state (ok, full, poisoned), and counts: syncs, records, bytes, waiting."""
+        ...
+
+
+class Recorded(msgspec.Struct, frozen=True, gc=False):
+    """One commit of a run as it is recorded: `count` events, the first of which has number `first`."""
+
+    first: int
+    count: int
+    body: bytes
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+
+class Filed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint moves into the files of one run: its records since the last one, and its summary with the bytes of
+    its body. Records that are there already may be among them."""
+
+    run_id: str
+    records: tuple[Recorded, ...]
+    heads: Summary
+    body: bytes
+
+
+class Due(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that has ended and need not be kept any longer. `reason`: the rule that says so."""
+
+    run_id: str
+    heads: Summary
+    reason: str
+
+
+class Mark(Protocol):
+    """A position of the log. `ends`: the last event of each run written since the mark before."""
+
+    @property
+    def ends(self) -> Mapping[str, int]: ...
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in the files of runs once it is saved. `live`: every run that has not ended and has files, those of `filed`
+    included, with the bytes of its summary's body. `places`: the next free place. `ended`: counts by status of the runs that
+    ended and are kept. `deleted`: runs whose deletion is in the log. `at`: the latest instant that any event has."""
+
+    at: datetime
+    places: int
+    ended: Mapping[str, int]
+    filed: tuple[Filed, ...]
+    live: tuple[tuple[str, Summary, bytes], ...]
+    deleted: tuple[str, ...]
+
+
+class Archive(Protocol):
+    """Runs in files of their own, and the memory of those that were deleted. No call holds up the event loop.
+
+    Damage in the files of a run raises StoreDamaged; what cannot be read or written just now StorageError."""
+
+    @property
+    def any_held(self) -> bool:
+        """False: it is empty, and no question to it needs an answer."""
+        ...
+
+    def may_hold(self, run_id: str) -> bool:
+        """False: certainly no file of this run is there."""
+        ...
+
+    def deleted(self, run_id: str) -> bool: ...
+
+    def bury(self, run_id: str) -> None:
+        """Its deletion is durable in the log: from now on it is `deleted`."""
+        ...
+
+    async def read(self, run_id: str, fold: Callable[[Iterator[bytes]], T]) -> tuple[T, Summary] | None:
+        """Verifies the whole history and gives its bodies, oldest first, to `fold`, off the event loop. None: no such run."""
+        ...
+
+    async def records(self, run_id: str, after_seq: int) -> list[Recorded]:
+        """Some records, in order, from the one that holds event `after_seq` + 1; empty at the end of what is in files."""
+        ...
+
+    async def ended(
+        self, place: int, limit: int, *, namespace: str | None, agent: str | None, statuses: Collection[str]
+    ) -> list[tuple[str, Summary]]:
+        """Runs that ended, from `place` on, in the order of their places; an empty `statuses` is all."""
+        ...
+
+    async def due(self, now: datetime) -> list[Due]:
+        """Runs that retention lets go at `now`, the oldest first."""
+        ...
+
+    async def mark(self) -> Mark:
+        """Begins a new segment of the log, durable on return. Raises StorageError, StoragePoisoned."""
+        ...
+
+    async def save(self, mark: Mark, checkpoint: Checkpoint) -> None:
+        """Durable on return: a start reads the log from `mark` on. Raises StorageError (as before, try again later) and
+        StoragePoisoned."""
         ...
 
 

@@ -1,15 +1,14 @@
-"""All runs of one store: replay, the open pass, one timer for all waits, requests by run, and what is asked of people.
+"""All runs of one store: replay, the open pass, one timer for all waits, and requests by run.
 
-Knows: actors and ports. Does not know: the wire, or any adapter. No invariant spans two runs. A waiting run has no task
-and no descriptor: it is a state in memory and, where the clock must act, one entry in the heap.
+Knows: actors, the roster of runs, ports. Does not know: the wire, or any adapter. No invariant spans two runs. A waiting run
+has no task and no descriptor: it is a summary in memory and, where the clock must act, one entry in the heap.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
-from datetime import datetime
+from collections.abc import Callable, Coroutine, Iterable
+from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
@@ -17,17 +16,24 @@ import msgspec
 from msgspec.structs import replace
 
 from rpcagent import errors
+from rpcagent.ids import digest_of
 from rpcagent.ids import run_id as derive_run_id
 from rpcagent.runs import events as ev
 from rpcagent.runs.decide import Rules, open_pass
 from rpcagent.runs.engine import Actor, Start, Wake
 from rpcagent.runs.fold import apply
-from rpcagent.runs.ports import Clock, Journal, Model, Tools
+from rpcagent.runs.memory import MemoryArchive
+from rpcagent.runs.ports import Archive, Clock, Journal, Model, Recorded, Tools
 from rpcagent.runs.requests import Ask, Receipt, check_fingerprint
+from rpcagent.runs.roster import Roster
+from rpcagent.runs.summary import Summary, decode
 from rpcagent.runs.view import needs_attention, run_status
 
 MOST_SLEEP_S = 30.0
 """A wait is looked at again this often: the sleep may not have counted the time in which the machine slept."""
+
+READ_AGAIN_S = 1.0
+"""A run whose time has come, and whose files cannot be read just now, is tried again."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +66,7 @@ class Supervisor:
         incident: Callable[[BaseException, str], str],
         fatal: Callable[[errors.StoragePoisoned], None],
         grace_ms: int = 5_000,
+        archive: Archive | None = None,
     ) -> None:
         self.journal = journal
         self.clock = clock
@@ -70,31 +77,81 @@ class Supervisor:
         self.incident = incident
         self.fatal = fatal
         self.grace_ms = grace_ms
-        self.actors: dict[str, Actor] = {}
-        self.counts: Counter[str] = Counter()
-        self.attention: dict[str, list[dict[str, Any]]] = {}
+        self.archive = archive if archive is not None else MemoryArchive()
+        self.roster = Roster(self.archive, self._make, self._keep_as_it_is)
         self.recovered = 0
         self.hurried = False
         self.subscriber: Subscriber | None = None
-        self._shown: dict[str, str] = {}
+        self.tail_records = self.tail_bytes = 0
+        """Of records that no checkpoint covers yet."""
+        self.known_until: datetime | None = None
+        """The latest instant that any event has."""
+        self.buried: list[tuple[str, str]] = []
+        """Runs whose deletion the replay found, and how they had ended: their files may still be there."""
+        self._policies: dict[str, str] = {}
         self._armed: dict[str, datetime] = {}
         self._due: list[tuple[datetime, str]] = []
         self._rearm = anyio.Event()
 
+    @property
+    def actors(self) -> dict[str, Actor]:
+        return self.roster.actors
+
+    def _make(self, run_id: str) -> Actor:
+        return Actor(run_id, self)
+
     # Opening
 
-    def load(self, run_id: str, body: bytes) -> None:
-        """Folds one record of the log. What cannot be folded stops that run alone; its records are kept as they are."""
-        actor = self._actor(run_id)
-        if actor.failed is not None:
-            return
-        try:
-            commit = ev.decode(body)
-            actor.state = apply(actor.state, commit, run_id)
-        except Exception as error:  # noqa: BLE001 - whatever stands in one run's records, all others open
-            self._keep_as_it_is(actor, error)
-            return
-        actor.commits.append(commit)
+    def park(self, run_id: str, raw: bytes) -> None:
+        """Takes in one live run as the last checkpoint summed it up. Raises msgspec.ValidationError."""
+        heads = decode(raw)
+        self.roster.park(run_id, heads, bytes(heads.body))
+        if heads.wake is not None:
+            self._arm(run_id, heads.wake)
+
+    async def replay(self, records: Iterable[tuple[str, Recorded]]) -> None:
+        """Folds the records of the log that no checkpoint covers, oldest first. What cannot be folded stops that run alone;
+        its records are kept as they are. Raises StorageError where the files of a run cannot be read just now."""
+        tails: dict[str, list[Recorded]] = {}
+        for run_id, record in records:
+            tails.setdefault(run_id, []).append(record)
+        for run_id, tail in tails.items():
+            if (deletion := deletes(tail[-1])) is not None:
+                self.archive.bury(run_id)
+                self.roster.forget(run_id, deletion.status)
+                self.buried.append((run_id, deletion.status))
+            elif tail[0].first > 1:
+                await self._continue(run_id, tail)
+            else:
+                self._fold(self.roster.actor(run_id), tail)
+
+    async def _continue(self, run_id: str, tail: list[Recorded]) -> None:
+        """The run began before the last checkpoint: its files come first."""
+        if not await self.roster.bring_in(run_id):
+            self._keep_as_it_is(self.roster.actor(run_id), ValueError("its first records are missing"))
+        self._fold(self.roster.actor(run_id), tail)
+
+    def _fold(self, actor: Actor, tail: list[Recorded]) -> None:
+        for record in tail:
+            if record.last <= actor.filed:
+                continue  # a checkpoint was interrupted after it had filed this run
+            if actor.failed is None:
+                try:
+                    actor.state = apply(actor.state, ev.decode(record.body), actor.run_id)
+                except Exception as error:  # noqa: BLE001 - whatever stands in one run's records, all others open
+                    self._keep_as_it_is(actor, error)
+            actor.tail.append(record)
+            self._count(record)
+        self._know(actor)
+        self._show(actor)
+
+    def _count(self, record: Recorded) -> None:
+        self.tail_records += 1
+        self.tail_bytes += len(record.body)
+
+    def _know(self, actor: Actor) -> None:
+        if actor.state is not None and (self.known_until is None or actor.state.last_at > self.known_until):
+            self.known_until = actor.state.last_at
 
     def _keep_as_it_is(self, actor: Actor, error: Exception) -> None:
         incident = self.incident(error, f"run {actor.run_id}")
@@ -105,16 +162,15 @@ class Supervisor:
             reason=type(error).__name__,
         )
 
-    def last_at(self) -> datetime | None:
-        """The latest instant that the log knows; the clock may not begin before it."""
-        return max((a.state.last_at for a in self.actors.values() if a.state is not None), default=None)
-
     async def open(self) -> None:
         """The open pass: one commit for each run that owes one, before any answer. Touches nothing outside.
 
         Raises StorageError where it cannot be recorded: then nothing may be served, and it may be called again.
         """
         now = self.clock.now()
+        for run_id, heads in list(self.roster.parked.items()):
+            if heads.hot or (heads.wake is not None and heads.wake <= now) or heads.policy != self.policy(heads.agent):
+                await self.roster.reach(run_id)
         failures: list[errors.StorageError] = []
         async with anyio.create_task_group() as group:
             for actor in self.actors.values():
@@ -139,8 +195,9 @@ class Supervisor:
         seq = actor.state.last_seq
         commit = ev.Commit(seq=seq + 1, at=at, events=events)
         state = apply(actor.state, commit, actor.run_id)
+        body = ev.encode(commit)
         try:
-            answer = await self.journal.append(actor.run_id, self.rules.epoch, seq, len(events), ev.encode(commit))
+            answer = await self.journal.append(actor.run_id, self.rules.epoch, seq, len(events), body)
         except errors.StorageError as error:
             failures.append(error)
             return
@@ -148,7 +205,8 @@ class Supervisor:
             failures.append(errors.StoragePoisoned(f"the journal answers {answer} to the first commit of an opening"))
             return
         actor.state = state
-        actor.commits.append(commit)
+        actor.tail.append(Recorded(commit.seq, len(events), body))
+        self._count(actor.tail[-1])
         self.recovered += 1
 
     def begin(self) -> None:
@@ -165,28 +223,49 @@ class Supervisor:
                 when, run_id = heapq.heappop(self._due)
                 if self._armed.get(run_id) == when:
                     del self._armed[run_id]
-                self.actors[run_id].post(Wake())
+                self._wake(run_id)
             self._rearm = anyio.Event()
             left = (self._due[0][0] - now).total_seconds() if self._due else MOST_SLEEP_S
             with anyio.move_on_after(min(max(left, 0.001), MOST_SLEEP_S)):
                 await self._rearm.wait()
+
+    def _wake(self, run_id: str) -> None:
+        actor = self.actors.get(run_id)
+        if actor is not None:
+            actor.post(Wake())
+        elif (heads := self.roster.parked.get(run_id)) is not None and heads.wake is not None:
+            self._spawn(self._wake_parked, run_id)
+
+    async def _wake_parked(self, run_id: str) -> None:
+        try:
+            actor = await self.roster.reach(run_id)
+        except errors.StorageError:
+            self._arm(run_id, self.clock.now() + timedelta(seconds=READ_AGAIN_S))
+        except errors.RpcAgentError:
+            return  # deleted, or damaged: it is shown as such
+        else:
+            actor.post(Wake())
+
+    def policy(self, agent: str) -> str:
+        """Names the present policy for an agent: a run that waits under another one is looked at again at a start."""
+        found = self._policies.get(agent)
+        if found is None:
+            found = self._policies[agent] = digest_of(self.rules.present.get(agent, ()))[-12:]
+        return found
 
     # Requests
 
     def run_id_of(self, namespace: str, key: str) -> str:
         return derive_run_id(self.journal.store_id, namespace, key)
 
-    def find(self, run_id: str) -> Actor:
-        """Raises NotFound for a run that this store does not show."""
-        actor = self.actors.get(run_id)
-        if actor is None or (actor.state is None and actor.failed is None):
-            raise errors.NotFound("there is no such run in this store", runId=run_id)
-        return actor
+    async def find(self, run_id: str) -> Actor:
+        """Raises NotFound for a run that this store does not hold, KeyExpired for one that was deleted."""
+        return await self.roster.reach(run_id)
 
     async def start(self, event: ev.RunStarted, wait_ms: int) -> Answer:
         """Durable on return. A twin joins, a repeat is answered from the record."""
         run_id = self.run_id_of(event.namespace, event.client_request_id)
-        actor = self._actor(run_id)
+        actor = await self.roster.reach(run_id, make=True)
         receipt = await actor.request(Start(event=event))
         await self._rest(actor, wait_ms)
         return Answer(actor=actor, decision=receipt.decision, replayed=receipt.replayed)
@@ -194,10 +273,11 @@ class Supervisor:
     async def started(self, namespace: str, key: str, fingerprint: str, wait_ms: int) -> Answer | None:
         """The answer of a `start` that is recorded already; None where the key is new, or its first commit is under way.
 
-        Raises IdempotencyConflict. A repeat needs nothing but the record: neither the agent nor its files.
+        Raises IdempotencyConflict, KeyExpired. A repeat needs nothing but the record: neither the agent nor its files.
         """
-        actor = self.actors.get(self.run_id_of(namespace, key))
-        if actor is None:
+        try:
+            actor = await self.roster.reach(self.run_id_of(namespace, key))
+        except errors.NotFound:
             return None
         if actor.failed is not None:
             raise actor.failed
@@ -210,7 +290,7 @@ class Supervisor:
 
     async def submit(self, run_id: str, ask: Ask, wait_ms: int) -> Answer:
         """Durable on return. Raises RpcAgentError where the request is refused."""
-        actor = self.find(run_id)
+        actor = await self.find(run_id)
         receipt: Receipt = await actor.request(ask)
         if receipt.decision is not None:
             await self._rest(actor, 0 if ask.method != "resume" else wait_ms)
@@ -235,10 +315,6 @@ class Supervisor:
         if actor.state is None or actor.failed is not None:
             return "damaged"
         return run_status(actor.state, self.rules.epoch, busy=actor.busy)
-
-    def runs(self) -> Iterator[Actor]:
-        """Every run that is shown, oldest first."""
-        return (a for a in self.actors.values() if a.state is not None or a.failed is not None)
 
     def hurry(self) -> None:
         """The caller has gone or is about to: every wait ends now, with the present state for an answer."""
@@ -265,23 +341,24 @@ class Supervisor:
             self._arm(actor.run_id, wake)
         if commit is not None and self.subscriber is not None:
             self.subscriber.committed(actor.run_id, commit)
+        if commit is not None and actor.tail:
+            self._count(actor.tail[-1])
+            self._know(actor)
         if actor.state is None and actor.failed is None:
             return  # its first commit was not recorded: nothing of it is visible
-        status = self.status_of(actor)
-        before = self._shown.get(actor.run_id)
-        if before != status:
-            self._shown[actor.run_id] = status
-            self.counts[status] += 1
-            if before is not None:
-                self.counts[before] -= 1
+        self._show(actor)
+
+    def deleted(self, run_id: str, commit: ev.Commit) -> None:
+        """Tells of the last event of a run, which has no actor any more."""
+        if self.subscriber is not None:
+            self.subscriber.committed(run_id, commit)
+
+    def _show(self, actor: Actor) -> None:
         if actor.failed is not None:
             lines: list[dict[str, Any]] = [{"runId": actor.run_id, "kind": "damaged"}]
         else:
             lines = needs_attention(actor.state, self.rules.epoch) if actor.state is not None else []
-        if lines:
-            self.attention[actor.run_id] = lines
-        else:
-            self.attention.pop(actor.run_id, None)
+        self.roster.show(actor, self.status_of(actor), lines)
 
     def _arm(self, run_id: str, wake: datetime) -> None:
         armed = self._armed.get(run_id)
@@ -294,11 +371,16 @@ class Supervisor:
         if self.subscriber is not None:
             self.subscriber.delta(run_id, step_id, attempt, text)
 
-    def _actor(self, run_id: str) -> Actor:
-        actor = self.actors.get(run_id)
-        if actor is None:
-            actor = self.actors[run_id] = Actor(run_id, self)
-        return actor
+
+def deletes(record: Recorded) -> ev.RunDeleted | None:
+    """The last thing that is said of a run, if this is it."""
+    if record.count != 1 or b'"run_deleted"' not in record.body:
+        return None
+    try:
+        event = ev.decode(record.body).events[0]
+    except Exception:  # noqa: BLE001 - it cannot be read, and is kept as it is
+        return None
+    return event if isinstance(event, ev.RunDeleted) else None
 
 
 def _decision(actor: Actor, key: str) -> dict[str, Any] | None:

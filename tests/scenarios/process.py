@@ -95,8 +95,7 @@ class Life:
             self._daemon._spawn = self._spawn  # type: ignore[method-assign]
             self._session = self._daemon._without_store()
             return
-        for run_id, body in self._log.records:
-            self.supervisor.load(run_id, body)
+        await self.supervisor.replay(self._log.records)
         self.supervisor.subscriber = Subscriber(committed=self.notifier.committed, delta=self.notifier.delta)
         await self.supervisor.open()
         self._session = self._serve()
@@ -130,7 +129,7 @@ class Life:
             limits=self._limits,
             recovery={
                 "interruptedRuns": self.supervisor.recovered,
-                "damagedRuns": [a.run_id for a in self.supervisor.runs() if a.damaged is not None],
+                "damagedRuns": [a.run_id for a in self.supervisor.actors.values() if a.damaged is not None],
                 "droppedTailBytes": 0,
             },
         )

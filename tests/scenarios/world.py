@@ -20,7 +20,7 @@ import msgspec
 from rpcagent import errors
 from rpcagent.runs.effects import LookUpAnswer, ToolSpec
 from rpcagent.runs.outcomes import Failed, LookUp, Lost, NotDone, ToolReply
-from rpcagent.runs.ports import ToolRequest
+from rpcagent.runs.ports import Recorded, ToolRequest
 from rpcagent.tools.http import Http
 from rpcagent.tools.registry import Registry
 
@@ -49,7 +49,7 @@ class MemoryLog:
     store_id = STORE_ID
 
     def __init__(self) -> None:
-        self.records: list[tuple[str, bytes]] = []
+        self.records: list[tuple[str, Recorded]] = []
         self.ends: dict[str, int] = {}
         self.epoch = 0
         self.state = "ok"
@@ -69,7 +69,7 @@ class MemoryLog:
         if epoch != self.epoch:
             return "fenced"
         self.ends[run_id] = expected_seq + count
-        self.records.append((run_id, body))
+        self.records.append((run_id, Recorded(expected_seq + 1, count, body)))
         self.written += len(body)
         self.syncs += 1
         return "ok"
@@ -77,9 +77,10 @@ class MemoryLog:
     def damage(self, run_id: str) -> None:
         """The run's last record becomes one of a version that this one does not know."""
         place = max(n for n, (run, _) in enumerate(self.records) if run == run_id)
-        commit = msgspec.json.decode(self.records[place][1])
+        record = self.records[place][1]
+        commit = msgspec.json.decode(record.body)
         commit["events"][0]["type"] = "not_an_event"
-        self.records[place] = (run_id, msgspec.json.encode(commit))
+        self.records[place] = (run_id, Recorded(record.first, record.count, msgspec.json.encode(commit)))
 
     def health(self) -> dict[str, Any]:
         return {

@@ -117,7 +117,7 @@ class Client:
 
     async def state(self, run: str) -> RunState:
         await self.world.alive.wait()
-        state = self._process().supervisor.find(run).state
+        state = (await self._process().supervisor.find(run)).state
         self.world.seen(run, state, "status")
         assert state is not None
         return state
@@ -125,7 +125,7 @@ class Client:
     async def status(self, run: str) -> str:
         await self.world.alive.wait()
         supervisor = self._process().supervisor
-        return supervisor.status_of(supervisor.find(run))
+        return supervisor.status_of(await supervisor.find(run))
 
     async def until(self, run: str, *statuses: str) -> str:
         """Polls, ever more slowly."""

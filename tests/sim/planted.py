@@ -17,10 +17,8 @@ from rpcagent.runs.supervisor import Supervisor
 class _Planted(Supervisor):
     actor: type[Actor] = Actor
 
-    def _actor(self, run_id: str) -> Actor:
-        if run_id not in self.actors:
-            self.actors[run_id] = self.actor(run_id, self)
-        return self.actors[run_id]
+    def _make(self, run_id: str) -> Actor:
+        return self.actor(run_id, self)
 
 
 class _Remembering(Actor):

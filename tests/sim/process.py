@@ -13,6 +13,7 @@ from rpcagent.errors import RpcAgentError
 from rpcagent.runs import events as ev
 from rpcagent.runs.decide import Rules
 from rpcagent.runs.definition import Rule
+from rpcagent.runs.ports import Recorded
 from rpcagent.runs.supervisor import Answer, Subscriber, Supervisor
 
 from .outside import Author, Service
@@ -93,9 +94,8 @@ class Process:
     async def _serve(self) -> None:
         world, supervisor = self.world, self.supervisor
         world.read_back()
-        for record in world.log:
-            supervisor.load(record.run_id, record.body)
-        self.clock.not_before(supervisor.last_at())
+        await supervisor.replay((r.run_id, Recorded(r.seq, r.count, r.body)) for r in world.log)
+        self.clock.not_before(supervisor.known_until)
         await world.point("open pass: before")
         await supervisor.open()
         self._opened()
@@ -105,7 +105,7 @@ class Process:
 
     def _opened(self) -> None:
         """Before any answer: no intent without an outcome stands as if somebody performed it, no due question is open."""
-        for actor in self.supervisor.runs():
+        for actor in self.supervisor.actors.values():
             state = actor.state
             assert state is not None
             self.world.seen(actor.run_id, state, "after the open pass")

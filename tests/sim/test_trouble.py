@@ -14,6 +14,7 @@ from rpcagent.runs import events as ev
 from rpcagent.runs.decide import Rules
 from rpcagent.runs.definition import Definition, Rule
 from rpcagent.runs.outcomes import AskedCall, LookUp, ModelReply, ToolReply
+from rpcagent.runs.ports import Recorded
 from rpcagent.runs.requests import Ask, CancelCommand
 from rpcagent.runs.supervisor import Answer, Supervisor
 
@@ -156,8 +157,8 @@ def test_a_start_that_could_not_be_recorded_leaves_nothing_behind_and_its_key_ma
             await supervisor.start(started(), 0)
         assert refusal.value.data == {"code": "STORAGE", "retryable": True, "errno": "ENOSPC"}
         with pytest.raises(errors.NotFound):
-            supervisor.find(run_id("s", "", "k"))
-        assert list(supervisor.runs()) == []
+            await supervisor.find(run_id("s", "", "k"))
+        assert supervisor.roster.counts == {}
         answer: Answer = await supervisor.start(started(), WAIT_S * 1000)
         assert (answer.replayed, supervisor.status_of(answer.actor)) == (False, "completed")
 
@@ -206,7 +207,8 @@ def test_a_run_that_cannot_be_replayed_is_shown_as_damaged_and_the_others_go_on(
     rig = Rig()
 
     async def told(supervisor: Supervisor) -> None:
-        supervisor.load("run_bad", b'{"seq":1,"at":"2026-03-01T12:00:00Z","events":[{"type":"run_paused"}]}')
+        bad = Recorded(1, 1, b'{"seq":1,"at":"2026-03-01T12:00:00Z","events":[{"type":"run_paused"}]}')
+        await supervisor.replay([("run_bad", bad)])
         await supervisor.open()
         supervisor.begin()
         with pytest.raises(errors.StoreDamaged) as refusal:
@@ -214,7 +216,7 @@ def test_a_run_that_cannot_be_replayed_is_shown_as_damaged_and_the_others_go_on(
         assert refusal.value.details["runs"] == ["run_bad"]
         answer = await supervisor.start(started(), WAIT_S * 1000)
         assert supervisor.status_of(answer.actor) == "completed"
-        assert supervisor.counts["damaged"] == 1
+        assert supervisor.roster.counts["damaged"] == 1
 
     within(rig, told)
 

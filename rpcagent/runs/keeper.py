@@ -1,0 +1,230 @@
+"""When the log is moved into the files of runs, which runs leave memory, and which are deleted.
+
+Knows: how long the log has become, what of each run is not in its files, and the rules of retention. Does not know: files
+(`ports.Archive`), or how a run goes on. A checkpoint holds nobody up: what it saves is frozen data, and it is written by
+another thread. It may be cut off anywhere; the next one does it all again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from rpcagent import errors
+from rpcagent.runs import events as ev
+from rpcagent.runs import summary
+from rpcagent.runs.engine import Actor
+from rpcagent.runs.ports import Checkpoint, Due, Filed, Mark
+from rpcagent.runs.summary import Summary
+from rpcagent.runs.supervisor import Supervisor
+
+TAIL_RECORDS = 8_192
+TAIL_BYTES = 8 << 20
+"""What a start has to replay at most, about: a checkpoint is made when the log holds more than this."""
+IDLE_RECORDS = 256
+"""A daemon that has nothing to do moves as few as this."""
+LOOK_S = 1.0
+IDLE_LOOKS = 5
+AGAIN_S = 30.0
+"""After a checkpoint that could not be written."""
+_SLICE = 64
+
+
+class Keeper:
+    """`records` and `size` (in bytes): the length of the log that asks for a checkpoint."""
+
+    def __init__(self, supervisor: Supervisor, *, records: int = TAIL_RECORDS, size: int = TAIL_BYTES) -> None:
+        self._supervisor = supervisor
+        self._roster = supervisor.roster
+        self._archive = supervisor.archive
+        self._records, self._size = records, size
+        self.ended: Counter[str] = Counter()
+        """Runs in the archive that have ended, by status."""
+        self.deleted: list[str] = []
+        """Runs whose deletion is in the log, and whose files may still be there."""
+        self.made = 0
+        self.trouble: str | None = None
+        self._saving = anyio.Lock()
+
+    async def keep(self) -> None:
+        """For as long as the daemon runs."""
+        seen, quiet = 0, 0
+        while True:
+            await anyio.sleep(LOOK_S if self.trouble is None else AGAIN_S)
+            records = self._supervisor.tail_records
+            quiet = quiet + 1 if records == seen else 0
+            seen = records
+            if self.due or (quiet >= IDLE_LOOKS and records >= IDLE_RECORDS):
+                await self.try_checkpoint()
+                seen = self._supervisor.tail_records
+
+    @property
+    def due(self) -> bool:
+        supervisor = self._supervisor
+        return supervisor.tail_records >= self._records or supervisor.tail_bytes >= self._size
+
+    def health(self) -> dict[str, Any]:
+        """made: checkpoints of this process; errno: of the last one, where it could not be written."""
+        supervisor = self._supervisor
+        shown: dict[str, Any] = {
+            "made": self.made,
+            "tailRecords": supervisor.tail_records,
+            "tailBytes": supervisor.tail_bytes,
+        }
+        return shown if self.trouble is None else shown | {"trouble": self.trouble}
+
+    async def try_checkpoint(self) -> None:
+        """As `checkpoint`; what hinders it is shown in `status`, and it is tried again later."""
+        try:
+            await self.checkpoint()
+        except errors.StoragePoisoned as error:
+            self._supervisor.fatal(error)
+        except errors.StorageError as error:
+            self.trouble = str(error.details.get("errno"))
+        except errors.RpcAgentError as error:
+            self.trouble = error.message
+        except Exception as error:  # noqa: BLE001 - the log is whole without it
+            self.trouble = f"a fault of the daemon; incident {self._supervisor.incident(error, 'checkpoint')} in the log"
+        else:
+            self.trouble = None
+
+    async def checkpoint(self) -> None:
+        """Durable on return: a start reads only what was recorded since it began. Raises StorageError, StoragePoisoned,
+        StoreDamaged where records of a run have nowhere to go."""
+        async with self._saving:
+            mark = await self._archive.mark()
+            filed = await self._filed(mark)
+            await self._save(mark, filed)
+            for one in filed:
+                self._settled(one)
+            self.made += 1
+            await self._park()
+
+    async def _filed(self, mark: Mark) -> list[Filed]:
+        """One for each run with records that are in no file. In slices: nobody waits for all of it."""
+        filed: list[Filed] = []
+        for actor in [actor for actor in self._roster.actors.values() if actor.tail]:
+            if len(filed) % _SLICE == _SLICE - 1:
+                await anyio.lowlevel.checkpoint()
+            if actor.misfiled:
+                raise errors.StoreDamaged(
+                    "the files of a run are damaged and its last records have nowhere to go: run `rpcagent repair`",
+                    runs=[actor.run_id],
+                )
+            filed.append(self._one(actor))
+        have = {one.run_id: one.records[-1].last for one in filed}
+        for run_id, end in mark.ends.items():
+            known = self._roster.actors.get(run_id)
+            if known is not None and max(have.get(run_id, 0), known.filed) < end:
+                raise errors.StorageError(f"{run_id} is recorded further than it is published", errno="EAGAIN")
+        return filed
+
+    def _one(self, actor: Actor) -> Filed:
+        if actor.state is None or actor.failed is not None:
+            why = actor.damaged or (actor.failed.message if actor.failed is not None else "")
+            heads, body = summary.damaged(actor.run_id, actor.place, why)
+        else:
+            policy = self._supervisor.policy(actor.state.definition.agent)
+            heads, body = summary.summarise(actor.state, actor.place, policy)
+        return Filed(run_id=actor.run_id, records=tuple(actor.tail), heads=heads, body=body)
+
+    async def _save(self, mark: Mark, filed: list[Filed]) -> None:
+        deleted = tuple(self.deleted)
+        ended = self.ended + Counter(one.heads.status for one in filed if self._newly_ended(one))
+        checkpoint = Checkpoint(
+            at=self._supervisor.known_until or datetime.fromtimestamp(0, UTC),
+            places=self._roster.places,
+            ended=dict(ended),
+            filed=tuple(filed),
+            live=self._live(filed),
+            deleted=deleted,
+        )
+        await self._archive.save(mark, checkpoint)
+        self.ended = ended
+        self.deleted = self.deleted[len(deleted) :]
+
+    def _live(self, filed: list[Filed]) -> tuple[tuple[str, Summary, bytes], ...]:
+        """Every run that has files and, as far as they tell, has not ended. What was recorded since is in the log."""
+        live = {one.run_id: (one.heads, one.body) for one in filed}
+        for run_id, heads in self._roster.parked.items():
+            live[run_id] = (heads, bytes(heads.body))
+        for actor in self._roster.actors.values():
+            if actor.run_id in live or actor.sheet is None:
+                continue
+            state = actor.state
+            if state is not None and not actor.tail and not state.ended:
+                policy = self._supervisor.policy(state.definition.agent)
+                if actor.sheet[0].policy != policy:  # it was looked at again under the present one, and nothing changed
+                    actor.sheet = summary.summarise(state, actor.place, policy)
+            live[actor.run_id] = actor.sheet
+        return tuple((run_id, heads, body) for run_id, (heads, body) in live.items() if heads.ended_at is None)
+
+    def _newly_ended(self, one: Filed) -> bool:
+        actor = self._roster.actors[one.run_id]
+        before = actor.sheet
+        return one.heads.ended_at is not None and (before is None or before[0].ended_at is None)
+
+    def _settled(self, one: Filed) -> None:
+        """Its records are in its files: the log may lose them, and memory too."""
+        actor = self._roster.actors[one.run_id]
+        end = one.records[-1].last
+        actor.sheet, actor.filed = (one.heads, one.body), end
+        actor.tail = [record for record in actor.tail if record.last > end]
+        self._supervisor.tail_records -= len(one.records)
+        self._supervisor.tail_bytes -= sum(len(record.body) for record in one.records)
+
+    async def _park(self) -> None:
+        """Runs at rest leave memory; a summary of those that have not ended stays."""
+        epoch = self._supervisor.rules.epoch
+        for number, actor in enumerate(self._roster.resting()):
+            if number % _SLICE == _SLICE - 1:
+                await anyio.lowlevel.checkpoint()
+            state = actor.state
+            if not actor.forgettable:
+                continue  # asked for in the meantime
+            if state is None:
+                del self._roster.actors[actor.run_id]  # its first commit was refused
+            elif actor.sheet is not None and not actor.sheet[0].hot:
+                released = state.recovery != "auto" and state.released_epoch == epoch and not state.ended
+                if not released:  # the summary shows it as held, which it is only in the next opening
+                    self._roster.park(actor.run_id, *actor.sheet)
+
+    # Deletion
+
+    async def collect(self) -> list[Due]:
+        """Deletes what retention says, the oldest first: its tombstone is durable before any file goes. Returns what was
+        deleted. Raises StorageError, StoragePoisoned."""
+        deleted = []
+        async with self._saving:
+            for due in await self._archive.due(self._supervisor.clock.now()):
+                if await self._delete(due):
+                    deleted.append(due)
+        return deleted
+
+    async def _delete(self, due: Due) -> bool:
+        supervisor, roster = self._supervisor, self._roster
+        async with roster.turn(due.run_id):
+            actor = roster.actors.get(due.run_id)
+            if self._archive.deleted(due.run_id) or (actor is not None and not actor.forgettable):
+                return False
+            if actor is not None and actor.sheet is not None:
+                roster.park(due.run_id, *actor.sheet)  # from here on, whoever asks for it waits
+            heads = due.heads
+            event = ev.RunDeleted(status=heads.status, reason=due.reason)
+            at = max(supervisor.clock.now(), heads.ended_at or supervisor.clock.now())
+            commit = ev.Commit(seq=heads.last_seq + 1, at=at, events=(event,))
+            answer = await supervisor.journal.append(
+                due.run_id, supervisor.rules.epoch, heads.last_seq, 1, ev.encode(commit)
+            )
+            if answer != "ok":
+                raise errors.StoragePoisoned(f"the journal answers {answer} to the deletion of a run")
+            self._archive.bury(due.run_id)
+            roster.forget(due.run_id, heads.status)
+            self.deleted.append(due.run_id)
+            self.ended[heads.status] -= 1
+            supervisor.deleted(due.run_id, commit)
+        return True

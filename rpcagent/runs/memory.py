@@ -1,0 +1,79 @@
+"""An archive in memory: the fake of the port, for simulations, measurements and tests. Nothing of it outlives the object.
+
+It does what the real one promises, in the same order, and never suspends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import datetime
+from types import SimpleNamespace
+
+from rpcagent.runs.ports import Checkpoint, Due, Mark, Recorded, T
+from rpcagent.runs.summary import Summary
+
+
+class MemoryArchive:
+    """`histories`: all filed records by run. `summaries`: with the bytes of the body. `gone`: runs that were deleted."""
+
+    def __init__(self) -> None:
+        self.histories: dict[str, list[Recorded]] = {}
+        self.summaries: dict[str, tuple[Summary, bytes]] = {}
+        self.gone: set[str] = set()
+        self.last: Checkpoint | None = None
+        self.retention: Callable[[str, Summary], str] = lambda _run_id, _heads: ""
+        """Why a run that has ended may go; empty where it may not."""
+
+    @property
+    def any_held(self) -> bool:
+        return bool(self.histories or self.gone)
+
+    def may_hold(self, run_id: str) -> bool:
+        return run_id in self.histories
+
+    def deleted(self, run_id: str) -> bool:
+        return run_id in self.gone
+
+    def bury(self, run_id: str) -> None:
+        self.gone.add(run_id)
+
+    async def read(self, run_id: str, fold: Callable[[Iterator[bytes]], T]) -> tuple[T, Summary] | None:
+        if run_id not in self.histories:
+            return None
+        return fold(record.body for record in self.histories[run_id]), self.summaries[run_id][0]
+
+    async def records(self, run_id: str, after_seq: int) -> list[Recorded]:
+        return [record for record in self.histories.get(run_id, ()) if record.last > after_seq]
+
+    async def ended(
+        self, place: int, limit: int, *, namespace: str | None, agent: str | None, statuses: Collection[str]
+    ) -> list[tuple[str, Summary]]:
+        found = [
+            (run_id, heads)
+            for run_id, (heads, _) in self.summaries.items()
+            if heads.ended_at is not None
+            and heads.place >= place
+            and namespace in {None, heads.namespace}
+            and agent in {None, heads.agent}
+            and (not statuses or heads.status in statuses)
+        ]
+        return sorted(found, key=lambda row: row[1].place)[:limit]
+
+    async def due(self, now: datetime) -> list[Due]:
+        rows = [(run_id, heads) for run_id, (heads, _) in self.summaries.items() if heads.ended_at is not None]
+        return [Due(run_id=i, heads=heads, reason=why) for i, heads in rows if (why := self.retention(i, heads))]
+
+    async def mark(self) -> Mark:
+        ends: Mapping[str, int] = {}
+        return SimpleNamespace(ends=ends)
+
+    async def save(self, mark: Mark, checkpoint: Checkpoint) -> None:
+        for filed in checkpoint.filed:
+            history = self.histories.setdefault(filed.run_id, [])
+            end = history[-1].last if history else 0
+            history += [record for record in filed.records if record.last > end]
+            self.summaries[filed.run_id] = (filed.heads, filed.body)
+        for run_id in checkpoint.deleted:
+            self.histories.pop(run_id, None)
+            self.summaries.pop(run_id, None)
+        self.last = checkpoint

@@ -1,0 +1,222 @@
+"""Which runs there are, and how much of each is in memory.
+
+Knows: runs with an actor, live runs of which a summary is enough, and the archive that holds the files of all others; what
+`status` counts and asks of people. Does not know: when anything is saved (`keeper`), the wire, or how files are made.
+
+A run that was not recorded since the last checkpoint, and that nobody waits for, may be parked at any time; it comes back
+by replaying its history, through the same fold as at a start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import anyio
+from msgspec import Raw
+from msgspec.structs import replace
+
+from rpcagent import errors
+from rpcagent.ids import is_run_id
+from rpcagent.runs import events as ev
+from rpcagent.runs import summary
+from rpcagent.runs.engine import Actor
+from rpcagent.runs.fold import apply
+from rpcagent.runs.ports import Archive
+from rpcagent.runs.state import RunState
+from rpcagent.runs.summary import Summary
+
+RESIDENT = 128
+"""Runs at rest that stay in memory, those that were asked for last."""
+
+
+class Roster:
+    """`make` makes an actor; `damaged` logs why the records of one cannot be replayed, and stops it."""
+
+    def __init__(
+        self, archive: Archive, make: Callable[[str], Actor], damaged: Callable[[Actor, Exception], None]
+    ) -> None:
+        self.archive = archive
+        self.actors: dict[str, Actor] = {}
+        self.parked: dict[str, Summary] = {}
+        self.counts: Counter[str] = Counter()
+        self.places = 1
+        self._make = make
+        self._damaged = damaged
+        self._asks: dict[str, list[dict[str, Any]] | None] = {}  # None: as the summary says
+        self._shown: dict[str, str] = {}
+        self._loading: dict[str, anyio.Event] = {}
+        self._touches = 0
+
+    # Finding
+
+    def at_hand(self, run_id: str) -> Actor | None:
+        """Its actor, if it is in memory and has anything to show."""
+        actor = self.actors.get(run_id)
+        return actor if actor is not None and _known(actor) else None
+
+    def actor(self, run_id: str) -> Actor:
+        """As it is in memory, or a new one. Only for a run that is in no file, or while it is being replayed."""
+        actor = self.actors.get(run_id)
+        if actor is None:
+            actor = self.actors[run_id] = self._make(run_id)
+        return actor
+
+    async def reach(self, run_id: str, *, make: bool = False) -> Actor:
+        """Its actor, from its files if it must be. Nothing comes between the return and the caller's next step. `make`: a
+        new one where there is no such run.
+
+        Raises NotFound, KeyExpired for a run that was deleted, and StorageError where its files cannot be read just now.
+        """
+        while True:
+            actor = self.actors.get(run_id)
+            if actor is not None and (make or _known(actor)):
+                self._touches += 1
+                actor.touched = self._touches
+                return actor
+            if self.archive.deleted(run_id):
+                raise errors.KeyExpired("the run was deleted; its key is never taken again", runId=run_id)
+            if (loading := self._loading.get(run_id)) is not None:
+                await loading.wait()
+                continue
+            if actor is None and (run_id in self.parked or (is_run_id(run_id) and self.archive.may_hold(run_id))):
+                async with _Turn(self._loading, run_id):
+                    found = await self.bring_in(run_id)
+                if found:
+                    continue
+            if not make:
+                raise errors.NotFound("there is no such run in this store", runId=run_id)
+            actor = self.actor(run_id)
+
+    async def bring_in(self, run_id: str) -> bool:
+        """Replays its files into a new actor. False: it has none. Damage stops that run alone."""
+        try:
+            read = await self.archive.read(run_id, lambda bodies: replayed(run_id, bodies))
+        except errors.StorageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever stands in one run's files, all others open
+            actor = self._take(run_id, None)
+            actor.misfiled = True
+            self._damaged(actor, error)
+            self.show(actor, "damaged", [{"runId": run_id, "kind": "damaged"}])
+            return True
+        if read is None:
+            return False
+        state, heads = read
+        actor = self._take(run_id, heads)
+        actor.state, actor.filed = state, state.last_seq
+        return True
+
+    def _take(self, run_id: str, filed: Summary | None) -> Actor:
+        """`filed`: as its files say, which may be further than what is parked."""
+        heads = self.parked.pop(run_id, None) or filed
+        actor = self.actor(run_id)
+        if heads is not None:
+            actor.place = heads.place
+            self._shown[run_id] = heads.status  # it is counted already
+        if (sheet := filed or heads) is not None:
+            actor.sheet = (sheet, bytes(sheet.body))
+        return actor
+
+    # Showing
+
+    def show(self, actor: Actor, status: str, lines: list[dict[str, Any]]) -> None:
+        """What is counted, and what is asked of people, follows what is published."""
+        run_id = actor.run_id
+        if not actor.place:
+            actor.place = self.places
+            self.places += 1
+        before = self._shown.get(run_id)
+        if before != status:
+            self._shown[run_id] = status
+            self.counts[status] += 1
+            if before is not None:
+                self.counts[before] -= 1
+        if lines:
+            self._asks[run_id] = lines
+        else:
+            self._asks.pop(run_id, None)
+
+    def attention(self, most: int) -> list[dict[str, Any]]:
+        """What people must do, a line each."""
+        found: list[dict[str, Any]] = []
+        for run_id, lines in self._asks.items():
+            found += lines if lines is not None else summary.attention_of(bytes(self.parked[run_id].body))
+            if len(found) >= most:
+                break
+        return found[:most]
+
+    def in_memory(self, place: int) -> Iterator[tuple[int, str, Actor | Summary]]:
+        """Runs with an actor or a summary, from `place` on, in order."""
+        rows: list[tuple[int, str]] = [(a.place, i) for i, a in self.actors.items() if a.place >= place and _known(a)]
+        rows += [(heads.place, i) for i, heads in self.parked.items() if heads.place >= place]
+        for where, run_id in sorted(rows):
+            yield where, run_id, self.actors.get(run_id) or self.parked[run_id]
+
+    # Parking
+
+    def park(self, run_id: str, heads: Summary, body: bytes) -> None:
+        """Keeps a summary in place of an actor, or nothing at all of a run that has ended."""
+        actor = self.actors.pop(run_id, None)
+        if actor is None:
+            self.counts[heads.status] += 1
+        else:
+            self.counts[self._shown.pop(run_id)] -= 1
+            self.counts[heads.status] += 1
+        self._asks.pop(run_id, None)
+        if heads.ended_at is None:
+            self.parked[run_id] = replace(heads, body=Raw(body))
+            if heads.asks:
+                self._asks[run_id] = None
+
+    def forget(self, run_id: str, status: str | None) -> None:
+        """It was deleted; `status` is what it is counted as, where it has no actor."""
+        actor = self.actors.pop(run_id, None)
+        status = self._shown.pop(run_id, status) if actor is not None else status
+        heads = self.parked.pop(run_id, None)
+        if heads is not None:
+            status = heads.status
+        if status is not None:
+            self.counts[status] -= 1
+        self._asks.pop(run_id, None)
+
+    def resting(self) -> list[Actor]:
+        """Actors that may be parked, the ones that were asked for last left out; longest untouched first."""
+        found = [actor for actor in self.actors.values() if actor.forgettable]
+        found.sort(key=lambda actor: actor.touched)
+        return found[: max(0, len(found) - RESIDENT)]
+
+    def turn(self, run_id: str) -> _Turn:
+        """While it is held, `reach` waits for this run."""
+        return _Turn(self._loading, run_id)
+
+
+class _Turn:
+    """Whoever comes first to a run that is not in memory reads it, or deletes it; all others wait."""
+
+    def __init__(self, loading: dict[str, anyio.Event], run_id: str) -> None:
+        self._loading, self._run_id = loading, run_id
+
+    async def __aenter__(self) -> None:
+        while (busy := self._loading.get(self._run_id)) is not None:
+            await busy.wait()
+        self._loading[self._run_id] = anyio.Event()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._loading.pop(self._run_id).set()
+
+
+def _known(actor: Actor) -> bool:
+    return actor.state is not None or actor.failed is not None
+
+
+def replayed(run_id: str, bodies: Iterable[bytes]) -> RunState:
+    """The state after all of a run's commits. Raises IllegalTransition, and whatever `decode` raises."""
+    state: RunState | None = None
+    for body in bodies:
+        state = apply(state, ev.decode(body), run_id)
+    if state is None:
+        raise ValueError("the history is empty")
+    return state
+
