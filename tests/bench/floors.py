@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -62,4 +63,25 @@ def raw_appends(path: Path, count: int, size: int) -> Took:
         return Took(time.perf_counter() - began, time.process_time() - used)
     finally:
         os.close(descriptor)
+        path.unlink()
+
+
+def sqlite_appends(path: Path, count: int, size: int, batch: int = 1) -> Took:
+    """`count` transactions of `batch` inserts of `size` bytes, by one writer, each synced before `commit` returns. The file is
+    new and is gone afterwards."""
+    rows = [(b"x" * size,)] * batch
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        mode = connection.execute("pragma journal_mode=wal").fetchone()
+        assert mode == ("wal",), mode
+        connection.execute("pragma synchronous=full")
+        connection.execute("create table record(number integer primary key, body blob)")
+        began, used = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            connection.execute("begin")
+            connection.executemany("insert into record(body) values(?)", rows)
+            connection.execute("commit")
+        return Took(time.perf_counter() - began, time.process_time() - used)
+    finally:
+        connection.close()
         path.unlink()

@@ -1,4 +1,7 @@
-"""Figures of the log without an engine: how many appends a second, and how many share a sync, by number of writers."""
+"""Figures of the log without an engine: how many appends a second, and how many share a sync, by number of writers.
+
+Set beside bare appends, and beside SQLite, which gets one writer and as many inserts in a transaction as the log has writers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import time
 from rpcagent.journal.commit import GroupCommit
 from rpcagent.journal.disk import RealDisk
 from rpcagent.journal.wal import Wal
-from tests.bench.floors import raw_appends
+from tests.bench.floors import raw_appends, sqlite_appends
 from tests.bench.peer import Scratch
 from tests.bench.row import Row, Target, beside, measured
 
@@ -23,6 +26,7 @@ def log_alone(scratch: Scratch, appends: int, rounds: int) -> list[Row]:
     writers = (1, 8, 64, 512)
     rates: dict[int, list[float]] = {count: [] for count in writers}
     shared: dict[int, list[float]] = {count: [] for count in writers}
+    sqlite: dict[int, list[float]] = {count: [] for count in writers}
     raw = []
     for _ in range(rounds):
         count = min(appends, 500)
@@ -32,9 +36,14 @@ def log_alone(scratch: Scratch, appends: int, rounds: int) -> list[Row]:
             rate, per_sync = asyncio.run(_append(scratch, number, each))
             rates[number].append(rate)
             shared[number].append(per_sync)
+            transactions = min(each, 500)
+            took = sqlite_appends(scratch.fresh("sqlite"), transactions, RECORD_BYTES, number)
+            sqlite[number].append(transactions * number / took.wall)
     for number in writers:
         many = Target(sign=">=", number=min(25_000, 100 * statistics.median(raw))) if number == writers[-1] else None
         rows.append(beside(f"log, {number} writers", "appends/s", rates[number], raw, many))
+        batches = f"log, {number} writers, beside SQLite WAL FULL, {number} inserts a commit"
+        rows.append(beside(batches, "appends/s", rates[number], sqlite[number]))
         least = Target(sign=">=", number=0.95 * number)
         rows.append(measured(f"log, {number} writers, records per sync", "", shared[number], least))
     return rows

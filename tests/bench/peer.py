@@ -22,6 +22,9 @@ from typing import Any, Self
 STATUS = b'{"jsonrpc":"2.0","id":1,"method":"status"}\n'
 ROOT = Path(__file__).resolve().parents[2]
 
+CALLS_AT_ONCE = 500
+"""Fewer than the calls that may wait."""
+
 
 class Scratch:
     """A folder for everything that the bench leaves behind, on the file system that is measured."""
@@ -43,23 +46,27 @@ class Scratch:
 
 
 class Peer:
-    """A child that answers lines with lines. `asked` is when it was spawned, by the clock of `time.perf_counter`."""
+    """A child that answers lines with lines. `asked` is when it was spawned, by the clock of `time.perf_counter`. What it
+    says on standard error goes to the file `errors`, else nowhere."""
 
-    def __init__(self, scratch: Scratch, command: list[str]) -> None:
-        self.asked = time.perf_counter()
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env=scratch.environment,
-            cwd=ROOT,
-        )
+    def __init__(self, scratch: Scratch, command: list[str], errors: Path | None = None) -> None:
+        with open(errors or os.devnull, "ab") as said:
+            self.asked = time.perf_counter()
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                bufsize=0,
+                env=scratch.environment,
+                cwd=ROOT,
+            )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
         self._held = b""
+        self.received = 0
+        """Bytes that it has said."""
         self.cpu_s = 0.0
         """What the whole process used, once it has ended."""
 
@@ -75,23 +82,24 @@ class Peer:
     def line(self) -> bytes:
         """The next line. Raises EOFError where the child has ended."""
         while b"\n" not in self._held:
-            data = os.read(self._from, 1 << 20)
-            if not data:
-                raise EOFError(f"the child ended with {self._process.poll()}")
-            self._held += data
+            self._read()
         line, _, self._held = self._held.partition(b"\n")
         return line
 
     def lines(self, count: int) -> int:
         """Waits for at least one line, takes all that are there, at most `count`; how many."""
         while not (found := self._held.count(b"\n")):
-            data = os.read(self._from, 1 << 20)
-            if not data:
-                raise EOFError("the child ended")
-            self._held += data
+            self._read()
         taken = min(found, count)
         self._held = b"" if taken == found and self._held.endswith(b"\n") else self._held.split(b"\n", taken)[taken]
         return taken
+
+    def _read(self) -> None:
+        data = os.read(self._from, 1 << 20)
+        if not data:
+            raise EOFError(f"the child ended with {self._process.poll()}")
+        self.received += len(data)
+        self._held += data
 
     def ask(self, message: bytes) -> bytes:
         self.write(message)
@@ -112,8 +120,8 @@ class Peer:
 
     def close(self) -> None:
         """End of input; waits for the child to end by itself."""
-        os.close(self._to)
-        self._to = -1
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._end()
 
     def _end(self) -> None:
@@ -121,9 +129,6 @@ class Peer:
             _, code, usage = os.wait4(self.pid, 0)
             self._process.returncode = os.waitstatus_to_exitcode(code)
             self.cpu_s = usage.ru_utime + usage.ru_stime
-        if self._to < 0:
-            assert self._process.stdin is not None
-            self._process.stdin = None
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

@@ -33,21 +33,22 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """`floor` has the unit of `value`; `spread` is (most - least) / median over the rounds."""
+    """`floor` has the unit of `value`; `spread` is (most - least) / median over the rounds. No value: the note says why."""
 
     figure: str
-    value: float
+    value: float | None
     unit: str
     floor: float | None = None
     ratio: float | None = None
     spread: float | None = None
     target: Target | None = None
     gate: bool = False
+    note: str = ""
 
     @property
     def met(self) -> bool | None:
-        """None: there is no target."""
-        if self.target is None:
+        """None: there is no target, or nothing to hold against it."""
+        if self.target is None or self.value is None:
             return None
         seen = self.ratio if self.target.of == "ratio" else self.value
         return seen is not None and self.target.met(seen)
@@ -90,10 +91,10 @@ def beside(
 
 def table(rows: Sequence[Row]) -> str:
     """Aligned columns, one figure a line."""
-    head = ("figure", "value", "unit", "floor", "ratio", "spread", "target", "met")
+    head = ("figure", "value", "unit", "floor", "ratio", "spread", "target", "met", "note")
     lines = [head, *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    left = {0, 2, 6, 7}
+    left = {0, 2, 6, 7, 8}
     return "\n".join(
         "  ".join(
             cell.ljust(width) if column in left else cell.rjust(width)
@@ -106,13 +107,14 @@ def table(rows: Sequence[Row]) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.figure,
-        _number(row.value),
+        "" if row.value is None else _number(row.value),
         row.unit,
         "" if row.floor is None else _number(row.floor),
         "" if row.ratio is None else f"{row.ratio:.2f}",
         "" if row.spread is None else f"{row.spread:.0%}",
         str(row.target or ""),
         _MARKS[row.met] + (" gate" if row.gate else ""),
+        row.note,
     )
 
 

@@ -8,14 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.bench.floors import JSON_ECHO, SAME_IMPORTS, child
-from tests.bench.peer import STATUS, Daemon, Peer, Scratch, reading_agent
+from tests.bench.peer import CALLS_AT_ONCE, STATUS, Daemon, Peer, Scratch, reading_agent
 from tests.bench.row import Row, Target, beside
 from tests.bench.steps import run_once
 
 OUTCOMES = frozenset({"model_answered", "tool_completed"})
-
-CALLS_AT_ONCE = 500
-"""Fewer than the calls that may wait."""
 
 
 def first_answer(scratch: Scratch, finished_runs: int, rounds: int) -> list[Row]:
