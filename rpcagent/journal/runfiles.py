@@ -194,6 +194,16 @@ def _judge(
     return damaged(run, history_of(run), offset, classify(facts).reason)
 
 
+def lost(run: str) -> errors.StoreDamaged:
+    """What to raise where a history that counts is missing."""
+    return _judge(run, 0, history=False)
+
+
+def cut(run: str, size: int) -> errors.StoreDamaged:
+    """What to raise where a history ends at `size`, before what counts of it."""
+    return _judge(run, size, enough=False)
+
+
 # Reading
 
 
@@ -346,9 +356,9 @@ class _Reader:
         try:
             data = _asked(self._name, lambda: self._disk.read_at(self._name, offset, size))
         except FileNotFoundError:
-            raise _judge(self._run, 0, history=False) from None
+            raise lost(self._run) from None
         if len(data) < size:
-            raise _judge(self._run, offset + len(data), enough=False)
+            raise cut(self._run, offset + len(data))
         return data
 
 

@@ -43,6 +43,18 @@ class FaultyDisk(SimDisk):
         self._planned("syncdir", folder)
         super().syncdir(folder)
 
+    def unlink(self, name: str) -> None:
+        self._planned("unlink", name)
+        super().unlink(name)
+
+    def mkdir(self, name: str) -> None:
+        self._planned("mkdir", name)
+        super().mkdir(name)
+
+    def rmdir(self, name: str) -> None:
+        self._planned("rmdir", name)
+        super().rmdir(name)
+
     def read_at(self, name: str, offset: int, size: int) -> bytes:
         self._planned("read_at", name)
         return super().read_at(name, offset, size)

@@ -4,7 +4,8 @@ What a living process sees (`cache`) and what a power cut leaves (`disk`) are ke
 Every mutating call is a crash point. After a cut:
 - of the unsynced writes to a file any subset is there, each whole, as a prefix, as a suffix, or as zeros under a longer
   file; of unsynced cuts any subset;
-- of the unsynced changes of names in a folder any subset is there;
+- of the unsynced changes of names in a folder any subset is there, a folder that is named with what it holds by its own
+  rules; of one that is not named nothing is there;
 - what a failed sync should have written is there or not, and no later sync writes it, though it reads as if it were;
   only cuts are made durable by the next sync of the file (lengths are metadata, journaled in order).
 A killed process loses nothing of the cache.
@@ -18,10 +19,11 @@ import random
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 SMALL = 300  # outcomes of one file up to which all are taken; beyond, a seeded sample
 SAMPLE = 100
+SHAPES = 2048  # combinations of names in all folders up to which all are taken; beyond, a seeded sample of as many
 
 
 class Crash(BaseException):
@@ -109,29 +111,30 @@ class File:
 
 
 class Folder:
-    def __init__(self, names: dict[str, File] | None = None) -> None:
-        self.cache = dict(names or {})
-        self.disk = dict(self.cache)
-        self.unsynced: list[tuple[str | None, str, File | None]] = []  # name that goes, name that comes, its file
+    def __init__(self) -> None:
+        self.cache: dict[str, Node] = {}
+        self.disk: dict[str, Node] = {}
+        self.unsynced: list[tuple[str | None, str, Node | None]] = []  # name that goes, name that comes, what it names
 
-    def do(self, gone: str | None, come: str, file: File | None) -> None:
-        self._apply(self.cache, (gone, come, file))
-        self.unsynced.append((gone, come, file))
+    def do(self, gone: str | None, come: str, node: Node | None) -> None:
+        self._apply(self.cache, (gone, come, node))
+        self.unsynced.append((gone, come, node))
 
     @staticmethod
-    def _apply(names: dict[str, File], op: tuple[str | None, str, File | None]) -> None:
-        gone, come, file = op
+    def _apply(names: dict[str, Node], op: tuple[str | None, str, Node | None]) -> None:
+        gone, come, node = op
         if gone is not None:
             names.pop(gone, None)
-        if file is not None:
-            names[come] = file
+        if node is not None:
+            names[come] = node
 
     def settle(self) -> None:
         for op in self.unsynced:
             self._apply(self.disk, op)
         self.unsynced.clear()
 
-    def outcomes(self) -> Iterator[dict[str, File]]:
+    def outcomes(self) -> list[dict[str, Node]]:
+        found = []
         count = len(self.unsynced)
         for kept in itertools.product((False, True), repeat=min(count, 5)):
             names = dict(self.disk)
@@ -139,11 +142,25 @@ class Folder:
             for op, keep in zip(self.unsynced, (True,) * (count - len(kept)) + kept, strict=True):
                 if keep:
                     self._apply(names, op)
-            yield names
+            if names not in found:
+                found.append(names)
+        return found
+
+    def all_below(self) -> list[Folder]:
+        """This folder and all that may be below it after a cut."""
+        found = [self]
+        nodes = [*self.disk.values(), *self.cache.values(), *(node for _, _, node in self.unsynced)]
+        for node in {id(node): node for node in nodes}.values():
+            if isinstance(node, Folder):
+                found += node.all_below()
+        return found
+
+
+Node = File | Folder
 
 
 class SimDisk:
-    """Also a `Disk`. `image`: contents by name (`wal/...` for the folder, which is there if `has_wal`).
+    """Also a `Disk`. `image`: contents by name; a name that ends in a slash is that of a folder.
 
     `crash_at`: the mutating call, from 0, that does not happen any more. `fail_sync`: the syncs, from 1, that fail.
     `fail_write`: the mutating calls at which a write stops half way (ENOSPC)."""
@@ -156,11 +173,18 @@ class SimDisk:
         fail_sync: frozenset[int] = frozenset(),
         fail_write: frozenset[int] = frozenset(),
     ) -> None:
-        files = {name: File(content) for name, content in (image or {}).items() if not name.endswith("/")}
-        self.folders = {"": Folder({name: file for name, file in files.items() if "/" not in name})}
-        self.wal_is_named = any(name.startswith("wal/") for name in image or ())
-        self.wal_is_durable = self.wal_is_named
-        self.folders["wal"] = Folder({name[4:]: file for name, file in files.items() if name.startswith("wal/")})
+        self.root = Folder()
+        for name, content in (image or {}).items():
+            *parents, last = name.split("/")
+            folder = self.root
+            for parent in parents:
+                if parent not in folder.cache:
+                    folder.cache[parent] = folder.disk[parent] = Folder()
+                below = folder.cache[parent]
+                assert isinstance(below, Folder)
+                folder = below
+            if last:
+                folder.cache[last] = folder.disk[last] = File(content)
         self.crash_at, self.fail_sync, self.fail_write = crash_at, fail_sync, fail_write
         self.calls = self.syncs = 0
         self.read_error: dict[str, int] = {}  # errno by name
@@ -172,53 +196,64 @@ class SimDisk:
         return self
 
     def image(self) -> dict[str, bytes]:
-        found = {name: bytes(file.cache) for name, file in self.folders[""].cache.items()}
-        if self.wal_is_named:
-            found["wal/"] = b""
-            found |= {f"wal/{name}": bytes(file.cache) for name, file in self.folders["wal"].cache.items()}
-        return found
+        return {
+            name: b"" if isinstance(node, Folder) else bytes(node.cache)
+            for name, node in _walk(self.root, {}, "")
+        }  # fmt: skip
 
-    def after_cut(self, seed: int = 0, cap: int = 40) -> Iterator[dict[str, bytes]]:
-        """Distinct disks that a power cut now may leave; all of them where few are possible."""
+    def after_cut(self, seed: int = 0, cap: int = 40, shapes: int = SHAPES) -> Iterator[dict[str, bytes]]:
+        """Distinct disks that a power cut now may leave; all of them where few are possible. `cap`: contents for each
+        combination of names, `shapes`: such combinations."""
         rng = random.Random(seed)
         seen = set()
-        wal_fates = [True] if self.wal_is_durable else [False, True] if self.wal_is_named else [False]
-        for top, wal, has_wal in itertools.product(
-            self.folders[""].outcomes(), list(self.folders["wal"].outcomes()), wal_fates
-        ):
-            files = dict(top)
-            if has_wal:
-                files |= {f"wal/{name}": file for name, file in wal.items()}
-            names = sorted(files)
-            contents = [files[name].outcomes(rng) for name in names]
+        fates: dict[int, list[bytes]] = {}
+        for names in self._shapes(rng, shapes):
+            nodes = sorted(_walk(self.root, names, ""), key=lambda found: found[0])
+            contents = []
             total = 1
-            for each in contents:
-                total *= len(each)
+            for _, node in nodes:
+                if id(node) not in fates:
+                    fates[id(node)] = [b""] if isinstance(node, Folder) else node.outcomes(rng)
+                contents.append(fates[id(node)])
+                total *= len(contents[-1])
             picks: Iterable[tuple[bytes, ...]] = itertools.product(*contents)
             if total > cap:
                 picks = [tuple(rng.choice(each) for each in contents) for _ in range(cap)]
             for pick in picks:
-                image = dict(zip(names, pick, strict=True))
-                if has_wal:
-                    image["wal/"] = b""
+                image = dict(zip((name for name, _ in nodes), pick, strict=True))
                 key = tuple(image.items())
                 if key not in seen:
                     seen.add(key)
                     yield image
 
+    def _shapes(self, rng: random.Random, most: int) -> Iterator[dict[int, dict[str, Node]]]:
+        """For each folder by its identity: names that a cut may leave in it."""
+        folders = {id(folder): folder.outcomes() for folder in self.root.all_below()}
+        total = 1
+        for outcomes in folders.values():
+            total *= len(outcomes)
+        if total <= most:
+            picks: Iterable[tuple[dict[str, Node], ...]] = itertools.product(*folders.values())
+        else:
+            first, last = (tuple(each[end] for each in folders.values()) for end in (0, -1))
+            some = [tuple(rng.choice(each) for each in folders.values()) for _ in range(most - 2)]
+            picks = [first, last, *some]
+        for pick in picks:
+            yield dict(zip(folders, pick, strict=True))
+
     # The seam
 
     def names(self, folder: str) -> list[str]:
         self._reading(folder)
-        if folder == "wal" and not self.wal_is_named:
-            raise FileNotFoundError(errno.ENOENT, folder)
-        found = list(self.folders[folder].cache)
-        return sorted([*found, "wal"] if folder == "" and self.wal_is_named else found)
+        return sorted(self._folder(folder).cache)
 
     def exists(self, name: str) -> bool:
         self._reading(name)
-        folder, base = self._split(name)
-        return base in folder.cache
+        folder, _, last = name.rpartition("/")
+        try:
+            return last in self._folder(folder).cache
+        except FileNotFoundError:
+            return False
 
     def read(self, name: str) -> bytes:
         self._reading(name)
@@ -227,12 +262,12 @@ class SimDisk:
     def read_at(self, name: str, offset: int, size: int) -> bytes:
         return self.read(name)[offset : offset + size]
 
+    def size(self, name: str) -> int:
+        return len(self.read(name))
+
     def create(self, name: str) -> None:
         self._step("create", name)
-        folder, base = self._split(name)
-        if base in folder.cache:
-            raise FileExistsError(errno.EEXIST, name)
-        folder.do(None, base, File())
+        self._free(name).do(None, _last(name), File())
 
     def write(self, name: str, offset: int, data: bytes) -> None:
         stopped = self.calls in self.fail_write
@@ -256,24 +291,34 @@ class SimDisk:
 
     def rename(self, old: str, new: str) -> None:
         self._step("rename", new)
-        folder, base = self._split(old)
-        folder.do(base, self._split(new)[1], self._file(old))
+        assert old.rpartition("/")[0] == new.rpartition("/")[0]
+        self._parent(old).do(_last(old), _last(new), self._file(old))
 
     def unlink(self, name: str) -> None:
         self._step("unlink", name)
-        folder, base = self._split(name)
-        folder.do(base, base, None)
+        self._file(name)
+        self._parent(name).do(_last(name), _last(name), None)
 
     def mkdir(self, name: str) -> None:
         self._step("mkdir", name)
-        assert name == "wal"
-        self.wal_is_named = True
+        self._free(name).do(None, _last(name), Folder())
+
+    def rmdir(self, name: str) -> None:
+        self._step("rmdir", name)
+        if self._folder(name).cache:
+            raise OSError(errno.ENOTEMPTY, name)
+        self._parent(name).do(_last(name), _last(name), None)
 
     def syncdir(self, folder: str) -> None:
         self._sync_step(f"{folder}/", None)
-        self.folders[folder].settle()
-        if folder == "":
-            self.wal_is_durable = self.wal_is_named
+        self._folder(folder).settle()
+
+    def sync_many(self, files: Sequence[str], folders: Sequence[str]) -> None:
+        """One by one, a crash point before each: what a sync of all at once may also leave."""
+        for name in files:
+            self.sync(name)
+        for folder in folders:
+            self.syncdir(folder)
 
     def release(self, name: str) -> None:
         pass
@@ -296,12 +341,39 @@ class SimDisk:
                 file.fail_sync()
             raise OSError(errno.EIO, "sync failed")
 
-    def _split(self, name: str) -> tuple[Folder, str]:
-        folder, _, base = name.rpartition("/")
-        return self.folders[folder], base
+    def _folder(self, path: str) -> Folder:
+        found: Node | None = self.root
+        for name in path.split("/") if path else ():
+            found = found.cache.get(name) if isinstance(found, Folder) else None
+        if not isinstance(found, Folder):
+            raise FileNotFoundError(errno.ENOENT, path)
+        return found
+
+    def _parent(self, name: str) -> Folder:
+        return self._folder(name.rpartition("/")[0])
+
+    def _free(self, name: str) -> Folder:
+        folder = self._parent(name)
+        if _last(name) in folder.cache:
+            raise FileExistsError(errno.EEXIST, name)
+        return folder
 
     def _file(self, name: str) -> File:
-        folder, base = self._split(name)
-        if base not in folder.cache:
+        found = self._parent(name).cache.get(_last(name))
+        if not isinstance(found, File):
             raise FileNotFoundError(errno.ENOENT, name)
-        return folder.cache[base]
+        return found
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _walk(folder: Folder, names: dict[int, dict[str, Node]], path: str) -> Iterator[tuple[str, Node]]:
+    """All below `folder`, by name. `names`: what is in a folder, where that is not its cache."""
+    for name, node in names.get(id(folder), folder.cache).items():
+        if isinstance(node, Folder):
+            yield f"{path}{name}/", node
+            yield from _walk(node, names, f"{path}{name}/")
+        else:
+            yield f"{path}{name}", node

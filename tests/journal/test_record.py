@@ -111,8 +111,19 @@ def test_a_line_with_a_right_checksum_but_another_shape_is_known_as_foreign_not_
 
 
 def test_a_first_line_of_a_later_format_is_told_even_if_its_checksum_is_of_another_kind() -> None:
-    assert record.later_version(b'{"c":"zz","k":"seg","d":{"format":3,"crc":"crc32c"}}\n') == 3
-    for line in (b"", b"\0\0\n", b"[]\n", b'{"d":{"format":0}}\n', b'{"d":{"format":"x"}}\n', b"[" * 5000):
+    line = b'{"c":"zz","k":"seg","d":{"format":3,"crc":"crc32c","app":%b}}\n'
+    assert record.later_version(line % b'"2.5.0"') == record.Later(3, "2.5.0")
+    for app in (b"7", b"null", b'"; rm"', b'"%b"' % (b"1" * 41)):
+        assert record.later_version(line % app) == record.Later(3, None)
+    for line in (
+        b"",
+        b"\0\0\n",
+        b"[]\n",
+        b'{"d":{"format":1}}\n',
+        b'{"d":{"format":"x"}}\n',
+        b'{"d":[]}\n',
+        b"[" * 5000,
+    ):
         assert record.later_version(line) is None
 
 

@@ -27,8 +27,8 @@ def test_every_row_is_the_answer_to_some_combination_and_has_its_own_label() -> 
 class Log:
     """The bytes of one segment, batch by batch."""
 
-    def __init__(self, *, through: int = 0, fmt: int = 0) -> None:
-        self.data = record.header_line(0, 0, Header(fmt, "crc32", "store-1", "0", through))
+    def __init__(self, *, through: int = 0, fmt: int = 1, app: str = "0") -> None:
+        self.data = record.header_line(0, 0, Header(fmt, "crc32", "store-1", app, through))
         self.starts: list[int] = []  # of each line
         self.seq = self.checksum = 0
 
@@ -169,11 +169,25 @@ def test_a_later_format_kind_or_shape_is_too_new_never_damaged_and_never_dropped
     base = Log()
     kind = line(b'"q":1,"b":1,"p":"00000000","k":"snapshot","d":1}\n')
     member = line(b'"q":1,"b":1,"p":"00000000","k":"commit","z":1,"r":"a","s":1,"n":1,"d":1}\n')
-    other_sum = base.data.replace(b'"format":0,"crc":"crc32"', b'"format":1,"crc":"crc32c"')
-    for data in (Log(fmt=1).data, base.data + kind, base.data + member, other_sum, kind):
+    other_sum = base.data.replace(b'"format":1,"crc":"crc32"', b'"format":2,"crc":"crc32c"')
+    for data in (Log(fmt=2).data, base.data + kind, base.data + member, other_sum, kind):
         with pytest.raises(errors.StoreTooNew) as caught:
             base.read(data)
-        assert caught.value.details["supported"] == [0]
+        assert caught.value.details["supported"] == [0, 1]
+
+
+@pytest.mark.parametrize("fmt", [0, 1])
+def test_segments_of_both_formats_are_read(fmt: int) -> None:
+    assert Log(fmt=fmt).batch(5).read() == (1, 0)
+
+
+def test_a_later_format_is_answered_with_the_version_to_install() -> None:
+    with pytest.raises(errors.StoreTooNew) as caught:
+        Log(fmt=2, app="3.1.0").read()
+    assert caught.value.data == {"code": "INCOMPATIBLE", "retryable": False, "format": 2, "supported": [0, 1]}
+    assert caught.value.message == (
+        "The store was written by rpcagent 3.1.0 (seg, byte 0): install rpcagent 3.1.0 or later. Nothing was changed."
+    )
 
 
 def test_a_payload_that_looks_like_a_line_does_not_pass_for_one() -> None:

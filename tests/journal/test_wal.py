@@ -8,7 +8,7 @@ import pytest
 from rpcagent import errors
 from rpcagent.journal import record
 from rpcagent.journal.record import Item
-from rpcagent.journal.wal import Wal
+from rpcagent.journal.wal import Wal, stranger_in
 
 from .damage import clean_stop, cut_every_byte, flip_every_byte, lose_each_file
 from .faulty import FaultyDisk
@@ -99,7 +99,9 @@ def test_a_segment_that_cannot_be_read_in_the_replay_is_an_error_not_an_end() ->
         {"notes.txt": b"mine"},
         {"LOCK": b"", "wal/notes.txt": b"mine"},
         {"HEAD": b"", "wal/": b""},
-        {"runs": b""},
+        {"runs/run_1/state.json": b""},
+        {"tombstones/0000000000000001.bin": b"0123456789abcdef", "wal/": b""},
+        {"checkpoint.json": b"", "wal/": b""},
         {"wal/0000000000000002.jsonl": b""},
     ],
 )
@@ -107,8 +109,26 @@ def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(image: dict[
     disk = SimDisk(image)
     with pytest.raises(errors.StoreDamaged) as caught:
         open_log(disk)
-    assert caught.value.details["file"] in {*image, "HEAD"}
+    assert caught.value.details["file"] in {*image, "HEAD", "runs", "tombstones"}
     assert disk.calls == 0
+
+
+def test_a_store_is_made_beside_what_tells_nothing_of_a_log() -> None:
+    beside = (
+        "LOCK",
+        "RESERVE",
+        "trusted",
+        "checkpoint.json.tmp",
+        "index.sqlite",
+        "index.sqlite-wal",
+        "index.sqlite-shm",
+    )
+    image = dict.fromkeys((*beside, "blobs/x", "jobs/x", "runs/", "tombstones/", "lost+found/"), b"x")
+    assert stranger_in(SimDisk(image).names("")) is None
+    wal = open_log(SimDisk(image))
+    assert (wal.epoch, wal.last_seq) == (1, 0)
+    assert stranger_in(["index.sqlited"]) == "index.sqlited"
+    assert stranger_in(["notes", "checkpoint.json"]) is None
 
 
 def test_files_beside_the_segments_that_are_not_ours_are_neither_read_nor_removed() -> None:
