@@ -8,6 +8,7 @@ the test can kill the process exactly there. Only what meets it waits: other run
 written; after: it is durable, and nobody was told. `before_call` and `after_reply`: around a tool call; before: its intent is
 durable and nothing has left; after: its reply came and is not recorded.
 `--fail-sync N`: the N-th sync of a log segment fails with EIO, after the data was written.
+The rigs of disk and clock are told in `disk_rigs`.
 `--noise`: every tool call writes to standard output in all the ways there are. `--crash`: every tool call raises.
 """
 
@@ -22,12 +23,14 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from rpcagent import cli
 from rpcagent.journal.commit import GroupCommit
 from rpcagent.journal.disk import RealDisk
 from rpcagent.tools.registry import Registry
+from tests.process import disk_rigs
 
 
 class Rig:
@@ -102,14 +105,15 @@ def crash() -> None:
     Files.call = call  # type: ignore[method-assign]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--report-fd", type=int, required=True)
     parser.add_argument("--pause", action="append", default=[])
     parser.add_argument("--fail-sync", type=int)
     parser.add_argument("--noise", action="store_true")
     parser.add_argument("--crash", action="store_true")
-    options, serve = parser.parse_known_args()
+    disk_rigs.add_options(parser)
+    options, serve = parser.parse_known_args(argv)
     os.set_inheritable(options.report_fd, False)
     rig = Rig(options.report_fd)
     for pause in options.pause:
@@ -124,6 +128,7 @@ def main() -> int:
         make_noise()
     if options.crash:
         crash()
+    disk_rigs.set_up(options)
     return cli.main(["serve", *serve])
 
 
