@@ -13,13 +13,15 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from rpcagent.journal.blobs import Blobs
 from rpcagent.runs.outcomes import Failed, Lost, NotDone, ToolReply
 from rpcagent.runs.ports import ToolRequest
 from rpcagent.tools import process as process_module
 from rpcagent.tools import shell as shell_module
 from rpcagent.tools.registry import Registry
 from rpcagent.tools.results import normalised
-from rpcagent.tools.shell import COMMAND_BYTES, HEAD_BYTES, OUTPUT_BYTES, TAIL_BYTES, Shell
+from rpcagent.tools.shell import COMMAND_BYTES, Shell
+from rpcagent.tools.spill import HEAD_BYTES, OUTPUT_BYTES, TAIL_BYTES
 from tests.tools.calls import builtin, failed, request_for, sha
 
 pytestmark = pytest.mark.anyio
@@ -62,8 +64,13 @@ def file_at(path: Path) -> tuple[int, int]:
     return entry.st_size, stat.S_IMODE(entry.st_mode)
 
 
-def content_of(path: Path | str) -> bytes:
-    return Path(path).read_bytes()
+def content_of(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def keeping(store: Path) -> Shell:
+    """A shell whose whole outputs are kept in `store`."""
+    return Shell(blobs=Blobs(store / "blobs"))
 
 
 # What it says
@@ -206,17 +213,17 @@ async def test_f045_of_a_giant_output_the_ends_are_shown_and_the_command_is_stop
 ) -> None:
     tracemalloc.start()
     try:
-        result = await run(workspace, "head -c 300000000 /dev/zero | tr '\\0' '\\n'", Shell(spill=str(tmp_path / "b")))
+        result = await run(workspace, "head -c 300000000 /dev/zero | tr '\\0' '\\n'", keeping(tmp_path))
         assert tracemalloc.get_traced_memory()[1] < 4 * 1024 * 1024
     finally:
         tracemalloc.stop()
     assert result["outputBytes"] == OUTPUT_BYTES
     assert result["outputLimitReached"] is result["truncated"] is result["isError"] is True
     assert result["notes"].startswith(f"[stopped at the output limit of {OUTPUT_BYTES} bytes")
-    kept = Path(result["outputFile"])
-    assert kept.parent == tmp_path / "b"
-    assert file_at(kept) == (OUTPUT_BYTES, 0o600)
-    assert kept.name == result["outputSha256"] == sha(b"\n" * OUTPUT_BYTES)
+    assert result["outputSha256"] == sha(b"\n" * OUTPUT_BYTES)
+    assert result["outputFile"] == f"blobs/{result['outputSha256']}"
+    assert file_at(tmp_path / result["outputFile"]) == (OUTPUT_BYTES, 0o600)
+    assert sha(content_of(tmp_path / result["outputFile"])) == result["outputSha256"]
 
 
 async def test_f045_an_endless_output_ends(workspace: Path) -> None:
@@ -229,29 +236,26 @@ async def test_f045_an_endless_output_ends(workspace: Path) -> None:
 async def test_f045_fifty_megabytes_without_a_line_end_are_kept_whole_in_bounded_memory(
     workspace: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "st").mkdir()
     tracemalloc.start()
     try:
         result = await run(
             workspace,
             "printf 'begin '; head -c 50000000 /dev/zero | tr '\\0' x; printf ' end'",
-            Shell(str(tmp_path / "st")),
+            keeping(tmp_path),
         )
         assert tracemalloc.get_traced_memory()[1] < 4 * 1024 * 1024
     finally:
         tracemalloc.stop()
     assert (result["exitCode"], result["outputBytes"], result["notes"]) == (0, 50_000_010, "")
     text = result["text"]
-    marker = (
-        f"[cut: this is the head and the tail; the whole output has 50000010 bytes, sha256 {result['outputSha256']}]"
-    )
+    file = f"blobs/{result['outputSha256']}"
+    marker = f"[cut: this is the head and the tail; the whole output has 50000010 bytes, and is kept as {file}]"
     head, middle, tail = text.partition(f"\n{marker}\n")
     assert middle
     assert (head, tail) == ("begin " + "x" * (HEAD_BYTES - 6), "x" * (TAIL_BYTES - 4) + " end")
-    kept = Path(result["outputFile"])
-    assert kept == tmp_path / "st/blobs" / result["outputSha256"]
-    assert file_at(kept) == (50_000_010, 0o600)
-    assert sha(content_of(kept)) == result["outputSha256"]
+    assert result["outputFile"] == file
+    assert file_at(tmp_path / file) == (50_000_010, 0o600)
+    assert sha(content_of(tmp_path / file)) == result["outputSha256"]
 
 
 async def test_an_output_as_long_as_head_and_tail_is_shown_whole_and_one_byte_more_is_not(workspace: Path) -> None:
@@ -277,40 +281,15 @@ async def test_f045_a_character_that_the_cut_goes_through_is_left_out(
 async def test_an_output_that_grows_when_it_is_written_down_is_cut_to_fit_a_result(
     workspace: Path, tmp_path: Path, octal: str
 ) -> None:
-    shell = Shell(spill=str(tmp_path / "blobs"))
-    outcome = await outcome_of(workspace, shell, command=f"head -c 48000 /dev/zero | tr '\\0' '{octal}'; exit 1")
+    outcome = await outcome_of(
+        workspace, keeping(tmp_path), command=f"head -c 48000 /dev/zero | tr '\\0' '{octal}'; exit 1"
+    )
     assert isinstance(outcome, ToolReply)
     assert normalised(outcome.result) == outcome.result
     assert outcome.result["content"][1]["text"] == "[exit code 1]"
     structured = outcome.result["structuredContent"]
     assert structured["truncated"] is True
-    assert content_of(structured["outputFile"]) == bytes([int(octal[1:], 8)]) * 48_000
-
-
-async def test_what_a_killed_daemon_left_half_written_goes_and_what_is_kept_stays(
-    workspace: Path, tmp_path: Path
-) -> None:
-    blobs = tmp_path / "blobs"
-    blobs.mkdir()
-    (blobs / ".rpcagent-0123.tmp").touch()
-    (blobs / "another").touch()
-    result = await run(workspace, "head -c 50000 /dev/zero", Shell(spill=str(blobs)))
-    assert {path.name for path in blobs.iterdir()} == {"another", result["outputSha256"]}
-
-
-async def test_a_whole_output_that_cannot_be_kept_does_not_change_what_the_command_did(
-    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    result = await run(workspace, "head -c 50000 /dev/zero; touch done", Shell(spill=str(tmp_path / "file")))
-    assert (result["exitCode"], result["outputBytes"], "outputFile" in result) == (0, 50_000, False)
-    assert result["notes"] == "[the whole output could not be kept (EEXIST)]"
-    assert (workspace / "done").exists()
-
-    full = lambda _self: (os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC), tmp_path / "gone")  # noqa: E731
-    monkeypatch.setattr(shell_module._Spill, "create", full)
-    result = await run(workspace, "head -c 50000 /dev/zero", Shell(spill=str(tmp_path / "blobs")))
-    assert result["notes"] == "[the whole output could not be kept (ENOSPC)]"
+    assert content_of(tmp_path / structured["outputFile"]) == bytes([int(octal[1:], 8)]) * 48_000
 
 
 # What is refused, and what did not happen

@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 import pytest
+from rpcagent.journal.blobs import Blobs
 from rpcagent.runs.outcomes import Lost, ToolReply
 from rpcagent.runs.ports import ToolRequest
 from rpcagent.tools import process as process_module
@@ -241,7 +242,7 @@ def children() -> list[str]:
 
 
 async def test_a_call_leaves_no_descriptor_no_zombie_and_no_thread(workspace: Path, tmp_path: Path) -> None:
-    shell = Shell(spill=str(tmp_path / "blobs"))
+    shell = Shell(blobs=Blobs(tmp_path / "blobs"))
     await outcome_of(workspace, shell, command="head -c 60000 /dev/zero")  # loads what is loaded once
     before = (sorted(os.listdir("/proc/self/fd")), children(), threading.active_count())
     for command, limit_ms in (
