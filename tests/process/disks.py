@@ -6,11 +6,15 @@ mounted is unmounted whatever happens. Does not know: what a store is, beyond th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
+import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -76,3 +80,73 @@ def system_calls(record: Path, folder: Path, *, first_thread_only: bool = False)
         if name not in OPENS or "O_CREAT" in arguments or name == "creat":
             found[SystemCall(name, path[1], numbers[thread, name, path[1]])] = None
     return list(found)
+
+
+# File systems
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.stderr.strip()}"
+
+
+@contextlib.contextmanager
+def mounted(place: Path, *arguments: str | Path) -> Iterator[Path]:
+    """`mount ARGUMENTS PLACE`; the folder is made. Unmounted at the end, also where something on it is still open."""
+    place.mkdir(parents=True, exist_ok=True)
+    _run("mount", *arguments, place)
+    try:
+        yield place
+    finally:
+        done = subprocess.run(["umount", place], capture_output=True, timeout=60, check=False)
+        if done.returncode != 0:
+            _run("umount", "-l", place)
+
+
+def tmpfs(place: Path, size: int) -> contextlib.AbstractContextManager[Path]:
+    """A file system of `size` bytes in memory, with pages of 4 KiB."""
+    return mounted(place, "-t", "tmpfs", "-o", f"size={size}", "tmpfs")
+
+
+def image(file: Path, size: int) -> None:
+    """An empty ext4 in a file."""
+    with file.open("wb") as made:
+        made.truncate(size)
+    _run("mkfs.ext4", "-q", "-F", file)
+
+
+def loop(place: Path, file: Path) -> contextlib.AbstractContextManager[Path]:
+    return mounted(place, "-o", "loop", file)
+
+
+@cache
+def why_no_mounts() -> str:
+    """Empty where this process may mount a tmpfs, and an ext4 from a file."""
+    if os.geteuid() != 0:
+        return "only root may mount"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            with tmpfs(folder / "tmpfs", 1 << 16):
+                pass
+            image(folder / "image", 4 << 20)
+            with loop(folder / "ext4", folder / "image"):
+                pass
+        except (AssertionError, OSError) as error:
+            return f"no mounts here: {error}"
+    return ""
+
+
+needs_mounts = pytest.mark.skipif(bool(why_no_mounts()), reason=why_no_mounts())
+
+
+def until_stopped(pid: int, seconds: float = 30.0) -> None:
+    """Returns when no thread of a process that got SIGSTOP runs any more; one that is in a sync comes to its end first."""
+    end = time.monotonic() + seconds
+    while any(_state(stat) not in {"T", "t"} for stat in Path(f"/proc/{pid}/task").glob("*/stat")):
+        assert time.monotonic() < end, "it does not stop"
+        time.sleep(0.001)
+
+
+def _state(stat: Path) -> str:
+    return stat.read_text().rpartition(")")[2].split()[0]

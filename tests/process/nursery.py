@@ -51,8 +51,9 @@ class Nursery:
         self._mine.close()
         self._process.wait(WAIT_S)
 
-    def daemon(self, store: Path, *options: str, rig: tuple[str, ...] = (), workspace: Path | None = None) -> Daemon:
-        return ForkedDaemon(self, store, *options, rig=rig, workspace=workspace)
+    def daemon(self, store: Path, *options: str, rig: tuple[str, ...] = (), log: Path | None = None) -> Daemon:
+        """As `Daemon(store, *options, rig=rig, log=log)`, with the folder of its log as its workspace."""
+        return ForkedDaemon(self, store, *options, rig=rig, log=log)
 
     def fork(self, argv: list[str], descriptors: tuple[int, ...]) -> None:
         """Standard input, output and error of the new process, and where its pid and its exit code are written."""
@@ -63,9 +64,7 @@ class Nursery:
 class ForkedDaemon(Daemon):
     """A `Daemon` whose process is a fork."""
 
-    def __init__(
-        self, nursery: Nursery, store: Path, *options: str, rig: tuple[str, ...] = (), workspace: Path | None = None
-    ) -> None:
+    def __init__(self, nursery: Nursery, store: Path, *options: str, rig: tuple[str, ...], log: Path | None) -> None:
         self.store = store
         self.notes: list[dict[str, Any]] = []
         self.sent: dict[Any, str] = {}
@@ -73,8 +72,8 @@ class ForkedDaemon(Daemon):
         self._ids = itertools.count(1)
         self._buffer = self._reports = b""
         self._report_fd = -1
-        self.log = store.parent / f"{store.name}.log"
-        command = [*rig, "--store", str(store), "--workspace", str(workspace or store.parent), *options]
+        self.log = log or store.parent / f"{store.name}.log"
+        command = [*rig, "--store", str(store), "--workspace", str(self.log.parent), *options]
         self.process: Any = _Forked(nursery, command, self.log)
 
 
