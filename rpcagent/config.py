@@ -1,8 +1,9 @@
 """What a configuration says, which one counts, and whether it is trusted.
 
-Knows: agents, models, MCP servers, policy and budget by name, as the same objects that `start` takes inline; the file
-`rpcagent.toml`; and that a file which came with a workspace starts nothing and widens nothing until a person has trusted
-exactly these bytes at exactly this place. Does not know: TOML, which is read by `config_toml` once there is a file.
+Knows: agents, models, MCP servers, policy and budget by name, as the same objects that `start` takes inline; which ended runs
+are deleted, which only a file can say; the file `rpcagent.toml`; and that a file which came with a workspace starts nothing,
+widens nothing and deletes nothing until a person has trusted exactly these bytes at exactly this place. Does not know: TOML,
+which is read by `config_toml` once there is a file.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import json
 import os
 import shlex
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from rpcagent import errors
+from rpcagent.policy.retention import Retention, RetentionRule
 from rpcagent.rpc import wire
 from rpcagent.runs.definition import Budget
 
@@ -27,16 +31,34 @@ TRUSTED = "trusted"
 TRUSTED_BYTES_MAX = 4 * 1024 * 1024
 
 
+class RetentionRuleParams(wire.Params, frozen=True, kw_only=True):
+    """As a rule of retention; `after` is a duration such as `12h`, `7d`. At least one of `after` and `keep` is given."""
+
+    namespace: str | None = None
+    label: str | None = None
+    statuses: tuple[Literal["completed", "failed", "cancelled"], ...] = ()
+    after: str | None = None
+    keep: int | None = None
+
+
+class RetentionParams(wire.Params, frozen=True, kw_only=True):
+    """Which ended runs are deleted. Without rules none is."""
+
+    rules: tuple[RetentionRuleParams, ...] = ()
+
+
 class FileConfig(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A whole configuration. `policy` adds to that of every agent; `budget` is for agents and runs that have none."""
+    """A whole configuration. `policy` adds to that of every agent; `budget` is for agents and runs that have none.
+    `retention` is for the whole store."""
 
     agents: dict[str, wire.AgentParams] = {}
     models: dict[str, wire.ModelParams] = {}
     mcp: dict[str, dict[str, Any]] = {}
     policy: wire.PolicyParams = wire.PolicyParams()
     budget: Budget | None = None
+    retention: RetentionParams = RetentionParams()
 
 
 EMPTY = FileConfig()
@@ -82,6 +104,48 @@ def load(path: Path) -> FileConfig:
     from rpcagent.config_toml import parse
 
     return parse(read(path), path).config
+
+
+def retention_of(params: RetentionParams, path: str = "$.retention") -> Retention:
+    """The rules as they are applied. Raises InvalidParams with the path of the first member at fault."""
+    rules: dict[int, RetentionRule] = {}
+    for place, said in enumerate(params.rules):
+        rules[place] = retention_rule(said, rules, f"{path}.rules[{place}]")
+    return Retention(tuple(rules.values()))
+
+
+def retention_rule(said: RetentionRuleParams, before: Mapping[int, RetentionRule], path: str) -> RetentionRule:
+    """One rule, which the rules `before` leave something to decide. Raises InvalidParams with the path of the member at fault."""
+    if said.after is None and said.keep is None:
+        raise errors.InvalidParams(
+            'this deletes nothing; say when a run may go: after = "30d", keep = 100, or both', path=path
+        )
+    if said.keep is not None and said.keep < 1:
+        raise errors.InvalidParams(
+            "at least 1 run is kept; to delete by age alone, leave this out", path=f"{path}.keep"
+        )
+    if said.namespace is not None:
+        _check_namespace(said.namespace, f"{path}.namespace")
+    if said.label is not None and not said.label.partition("=")[0]:
+        raise errors.InvalidParams("a label is a name, or name=value", path=f"{path}.label")
+    after_ms = None if said.after is None else wire.duration_ms(said.after, f"{path}.after")
+    if after_ms == 0:
+        raise errors.InvalidParams("a duration here is more than 0, such as `7d`", path=f"{path}.after")
+    rule = RetentionRule(
+        namespace=said.namespace, label=said.label, statuses=said.statuses, after_ms=after_ms, keep=said.keep
+    )
+    for place, other in before.items():
+        if other.covers(rule):
+            reason = f"no run comes this far, rules[{place}] decides about all of these; put this rule before it"
+            raise errors.InvalidParams(reason, path=path)
+    return rule
+
+
+def _check_namespace(namespace: str, path: str) -> None:
+    try:
+        wire.check_namespace(namespace)
+    except errors.InvalidParams as error:
+        raise errors.InvalidParams(error.details["reason"], path=path) from None
 
 
 def find(workspace: Path, explicit: Path | None, trust: bool, store: Path) -> Found:

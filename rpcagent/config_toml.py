@@ -24,8 +24,9 @@ import msgspec
 from msgspec import Struct
 
 from rpcagent import errors
-from rpcagent.config import ConfigError, FileConfig, Problem
+from rpcagent.config import ConfigError, FileConfig, Problem, RetentionParams, retention_rule
 from rpcagent.models.scripted import Turn, validate_script
+from rpcagent.policy.retention import RetentionRule
 from rpcagent.rpc import wire
 from rpcagent.runs.definition import Budget
 from rpcagent.toml_lines import Keys, lines_of
@@ -218,6 +219,7 @@ class _Meaning:
         config = self._config
         self._try(wire.rules_of, config.policy, "$.policy")
         self._budget(config.budget, ("budget",))
+        self._retention(config.retention)
         for name, model in config.models.items():
             self._model(model, ("models", name))
         for name, server in config.mcp.items():
@@ -278,6 +280,13 @@ class _Meaning:
             if amount is not None and not amount > 0:
                 self._wrong((*keys, name), "a limit is more than 0; without one, leave it out")
         self._try(wire.check_budget, budget, _way(keys))
+
+    def _retention(self, retention: RetentionParams) -> None:
+        right: dict[int, RetentionRule] = {}
+        for place, said in enumerate(retention.rules):
+            rule = self._try(retention_rule, said, right, f"$.retention.rules[{place}]")
+            if rule is not None:
+                right[place] = rule
 
     def _try(self, check: Callable[..., _T], *arguments: Any) -> _T | None:
         try:
