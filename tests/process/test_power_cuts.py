@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from tests.process import disks
 from tests.process.nursery import Nursery
-from tests.process.outside import agent, step_of
+from tests.process.outside import agent
 from tests.process.wire_driver import Daemon
 from tests.service.counting import read_truth
 from tests.service.driver import CountingService
@@ -111,9 +111,12 @@ def cut(nursery: Nursery, tmp_path: Path, daemon: Daemon, work: Work, service: C
     called = {line["operation"] for line in read_truth(service.truth) if line["kind"] == "call"}
     shutil.copyfile(tmp_path / "disk", tmp_path / "copy")
     daemon.signal(signal.SIGCONT)
-    with disks.loop(tmp_path / "after", tmp_path / "copy") as after:
-        with nursery.daemon(after / "store", "--hold", log=tmp_path / "after.log") as another:
-            return lost(another, work, called)
+    after = tmp_path / "after"
+    with (
+        disks.loop(after, tmp_path / "copy"),
+        nursery.daemon(after / "store", "--hold", log=tmp_path / "after.log") as another,
+    ):
+        return lost(another, work, called)
 
 
 def cuts(
@@ -121,12 +124,14 @@ def cuts(
 ) -> list[list[str]]:
     disks.image(tmp_path / "disk", IMAGE_BYTES)
     work = Work(service, times)
-    with disks.loop(tmp_path / "mounted", tmp_path / "disk") as place:
-        with nursery.daemon(place / "store", rig=rig, log=tmp_path / "before.log") as daemon:
-            found = []
-            for _ in range(times):
-                work.burst(daemon)
-                found.append(cut(nursery, tmp_path, daemon, work, service))
+    place, found = tmp_path / "before", []
+    with (
+        disks.loop(place, tmp_path / "disk"),
+        nursery.daemon(place / "store", rig=rig, log=tmp_path / "before.log") as daemon,
+    ):
+        for _ in range(times):
+            work.burst(daemon)
+            found.append(cut(nursery, tmp_path, daemon, work, service))
     print(f"{times} power cuts; {len(work.acknowledged)} acknowledged starts; lost: {sum(map(len, found))}")
     return found
 
