@@ -35,10 +35,10 @@ def parts(*, quick: bool) -> dict[str, Part]:
             "status": lambda scratch: round_trip.status_round_trip(scratch, 100, 1),
             "start": lambda scratch: start_up.first_answer(scratch, 20, 1),
             "restart": lambda scratch: start_up.restart(scratch, 100, 1),
-            "memory": lambda scratch: memory.resident(scratch, 50),
+            "memory": lambda scratch: memory.resident(scratch, 30),
             "growth": lambda scratch: growth.growth(scratch, 100),
-            "past": lambda scratch: long_past.start_up(scratch, 20, 20, 1),
-            "list": lambda scratch: long_past.list_all(scratch, 250, 4),
+            "past": lambda scratch: long_past.start_up(scratch, 10, 20, 1),
+            "list": lambda scratch: long_past.list_all(scratch, 60, 4, 20),
         }
     return {
         "syncs": lambda scratch: steps.syncs_and_bytes(scratch, 1_000),
@@ -51,7 +51,7 @@ def parts(*, quick: bool) -> dict[str, Part]:
         "memory": lambda scratch: memory.resident(scratch, 10_000),
         "growth": lambda scratch: growth.growth(scratch, 16_000),
         "past": lambda scratch: long_past.start_up(scratch, 10_000, 100, 5),
-        "list": lambda scratch: long_past.list_all(scratch, 100_000, 4),
+        "list": lambda scratch: long_past.list_all(scratch, 100_000, 4, 100),
     }
 
 
@@ -79,10 +79,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="of the comparison with others (default: 5)")
     parser.add_argument("--cache", type=Path, default=cache_folder(), help="where the others are installed")
     options = parser.parse_args()
+    others = options.peers or options.dbos or options.restate
+    if others and options.only:
+        parser.error("--only is for the figures of rpcagent alone")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="rpcagent-bench-", dir=options.dir) as folder:
         scratch = Scratch(Path(folder))
-        if options.peers or options.dbos or options.restate:
+        if others:
             chosen: dict[str, Part] = {"peers": lambda scratch: versus(scratch, options)}
         else:
             every = parts(quick=options.quick)

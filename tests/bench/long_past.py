@@ -10,9 +10,6 @@ from tests.bench.past import size_of, store_with_past
 from tests.bench.peer import STATUS, Daemon, Scratch
 from tests.bench.row import Row, Target, beside
 
-PAGE = 100
-"""Runs asked for at once."""
-
 
 def start_up(scratch: Scratch, runs: int, records: int, rounds: int) -> list[Row]:
     """CPU time of the whole process from spawn to the answer of `status`, which counts every run."""
@@ -36,20 +33,20 @@ def _cpu_to_answer(daemon: Daemon) -> float:
     return used
 
 
-def list_all(scratch: Scratch, runs: int, records: int) -> list[Row]:
-    """Every page of `list`, once: the time of a page at the end beside that of a page at the beginning, and the memory."""
+def list_all(scratch: Scratch, runs: int, records: int, page: int) -> list[Row]:
+    """Every page of `list`, once, with `page` runs each: the time of a page at the end beside that of a page at the beginning, and the memory."""
     store = store_with_past(scratch, runs, records)
     with Daemon(scratch, store) as daemon:
         daemon.call("status")
         before = daemon.resident_kb() / 1024
-        took, resident, seen = _pages(daemon)
+        took, resident, seen = _pages(daemon, page)
         daemon.close()
     assert seen == runs, seen
     tenth = max(len(took) // 10, 1)
     some = f"{runs:,} ended runs"
     after_first = statistics.median(resident[:tenth])
     pages = beside(
-        f"list, a page of {PAGE}, the last tenth of {some} beside the first",
+        f"list, a page of {page}, the last tenth of {some} beside the first",
         "ms",
         [statistics.median(took[-tenth:])],
         [statistics.median(took[:tenth])],
@@ -66,13 +63,13 @@ def list_all(scratch: Scratch, runs: int, records: int) -> list[Row]:
     return [pages, whole, Row(figure=f"resident with {some}, before", value=before, unit="MB"), memory]
 
 
-def _pages(daemon: Daemon) -> tuple[list[float], list[float], int]:
+def _pages(daemon: Daemon, limit: int) -> tuple[list[float], list[float], int]:
     """Milliseconds of each page, resident MB after each, and the number of runs."""
     took, resident, seen = [], [], 0
     cursor: dict[str, Any] = {}
     while True:
         began = time.perf_counter()
-        page = daemon.call("list", limit=PAGE, **cursor)
+        page = daemon.call("list", limit=limit, **cursor)
         took.append((time.perf_counter() - began) * 1e3)
         resident.append(daemon.resident_kb() / 1024)
         seen += len(page["runs"])

@@ -42,7 +42,8 @@ class Local:
     packages: None = None
 
     def start(self, scratch: Scratch, store: Path, environment: Path) -> ProgramRunning:
-        return ProgramRunning(scratch, [sys.executable, "-c", PROGRAM.replace("LOST", str(self.lost)), str(store)])
+        program = PROGRAM.replace("LOST", str(self.lost))
+        return ProgramRunning(scratch, [sys.executable, "-c", program, str(store)], store.with_suffix(".errors"))
 
 
 @pytest.mark.process
@@ -66,6 +67,14 @@ def test_one_that_cannot_be_had_and_one_that_loses_a_step_have_a_row_that_says_s
         assert f"{work}, ours beside forgets" not in seen
     assert "absent cannot be installed: there is no python here" in capsys.readouterr().err
     assert "cannot be installed" in table(rows)
+
+
+@pytest.mark.process
+def test_one_that_ends_is_known_by_the_last_thing_it_said(tmp_path):
+    program = 'import sys; input(); sys.exit("a line\\nno such table")'
+    running = ProgramRunning(Scratch(tmp_path), [sys.executable, "-c", program], tmp_path / "errors")
+    with running, pytest.raises(EOFError, match=r"^no such table$"):
+        running.work(1, 1)
 
 
 @pytest.mark.process

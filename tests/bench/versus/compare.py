@@ -175,7 +175,8 @@ def _counted_rows(each: Contender, work: Work) -> Iterable[Row]:
         about += "; syncs not counted: strace is not here, or may not look"
     least = Target(sign=">=", number=1)
     yield Row(figure=f"syncs per step, {each.name}", value=each.syncs, unit="", target=least, note=about)
-    yield Row(figure=f"bytes on disk per step, {work.steps} steps, {each.name}", value=each.bytes, unit="B")
+    kept = f"bytes on disk per step, {work.steps} steps, {each.name}"
+    yield Row(figure=kept, value=each.bytes, unit="B", note="all files, after an end in order")
 
 
 def _timed_rows(

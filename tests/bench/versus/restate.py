@@ -15,10 +15,9 @@ from typing import Any, Self
 
 from tests.bench.peer import Scratch
 from tests.bench.versus.install import Packages
-from tests.bench.versus.systems import PROGRAMS
+from tests.bench.versus.systems import PROGRAMS, WORK_S
 
 UP_S = 60
-WORK_S = 600
 
 
 class RestateRunning:

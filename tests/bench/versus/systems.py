@@ -7,6 +7,7 @@ measured. Restate has a module of its own, for its server.
 from __future__ import annotations
 
 import json
+import select
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ from tests.bench.peer import NO_LIMITS, Daemon, Peer, Scratch, reading_agent
 from tests.bench.versus.install import Packages, installed
 
 PROGRAMS = Path(__file__).with_name("programs")
-WAIT_MS = 600_000
+WORK_S = 600
 
 
 class Running(Protocol):
@@ -76,7 +77,7 @@ class OurRunning(Daemon):
                 agent=reading_agent(turns),
                 input="go",
                 budget=NO_LIMITS,
-                waitMs=WAIT_MS,
+                waitMs=WORK_S * 1_000,
             )
         for _ in range(runs):
             run = self.result()["run"]
@@ -101,13 +102,29 @@ class Ours:
 class ProgramRunning(Peer):
     """One of the programs beside this module: a line of work, a line of what is kept of it."""
 
+    def __init__(self, scratch: Scratch, command: list[str], errors: Path) -> None:
+        super().__init__(scratch, command, errors)
+        self._errors = errors
+
     @property
     def pids(self) -> list[int]:
         return [self.pid]
 
     def work(self, runs: int, steps: int) -> None:
-        kept = json.loads(self.ask(json.dumps({"runs": runs, "steps": steps}).encode() + b"\n"))["kept"]
+        """Raises EOFError with the last thing that it said, TimeoutError."""
+        try:
+            answer = self.ask(json.dumps({"runs": runs, "steps": steps}).encode() + b"\n")
+        except (EOFError, BrokenPipeError) as error:
+            said = self._errors.read_text(errors="replace").strip()
+            raise EOFError(said.splitlines()[-1] if said else str(error)) from error
+        kept = json.loads(answer)["kept"]
         assert kept >= runs * steps, f"{kept} records of {runs * steps} steps"
+
+    def _read(self) -> None:
+        ready, _, _ = select.select([self._from], [], [], WORK_S)
+        if not ready:
+            raise TimeoutError(f"no answer within {WORK_S} s")
+        super()._read()
 
 
 @dataclass(frozen=True, kw_only=True)
