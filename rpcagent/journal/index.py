@@ -125,7 +125,7 @@ class Index:
         """The index that covers the log of this store at least up to `through`; made from `rows()` if the file does not.
 
         `counts`: how many ended runs of each status the manifest knows at `through`. A file that covers exactly as much
-        must have as many; one that is ahead of the manifest may differ. No other Index of this path may be open."""
+        must have as many; one that is ahead of the manifest may differ."""
         with contextlib.suppress(IndexUnusable):
             index = cls(path)
             try:
@@ -139,7 +139,7 @@ class Index:
 
     @classmethod
     def rebuild(cls, path: Path | str, rows: Callable[[], Iterable[Ended]], through: int, store_id: str) -> Index:
-        """A new file in place of whatever is there. Durable on return. No other Index of this path may be open.
+        """A new file in place of whatever is there. Durable on return. An Index that is still open goes on with the old one.
 
         What `rows` raises goes up; the next `open_or_rebuild` begins anew then."""
         _remove(Path(path))
@@ -311,12 +311,11 @@ def page_query(
     `limit` of all of them only. A hit without a row comes out empty, so that it is noticed."""
     given = [(name, value) for name, value in (("namespace", namespace), ("agent", agent)) if value is not None]
     if statuses is None and not given:
-        ranges = ["SELECT id, place FROM ended INDEXED BY by_place WHERE place >= ? ORDER BY place LIMIT ?"]
+        ranges = ["SELECT id, place FROM ended WHERE place >= ? ORDER BY place LIMIT ?"]
         values: list[Any] = [place, limit]
     else:
-        name = "by_" + ("_".join(name for name, _ in given) or "status")
         where = "".join(f"{column} = ? AND " for column, _ in given)
-        one = f"SELECT id, place FROM ended INDEXED BY {name} WHERE {where}status = ? AND place >= ? ORDER BY place LIMIT ?"  # noqa: S608
+        one = f"SELECT id, place FROM ended WHERE {where}status = ? AND place >= ? ORDER BY place LIMIT ?"  # noqa: S608
         ranges, values = [], []
         for status in statuses or ():
             ranges.append(f"SELECT * FROM ({one})")  # noqa: S608
@@ -337,7 +336,8 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 def _remove(path: Path) -> None:
-    """The file goes first: beside a file that is not there, SQLite takes the others for leftovers, which they are."""
+    """The file goes first: beside a new one, SQLite takes the others for leftovers, which they are. They go all the same, since
+    whoever still has the old file open has them in memory."""
     with _translated():
         for name in (path.name, *(path.name + suffix for suffix in ("-wal", "-shm", "-journal"))):
             path.with_name(name).unlink(missing_ok=True)

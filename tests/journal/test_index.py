@@ -150,6 +150,7 @@ FILTERS = list(product((None, *NAMESPACES), (None, *AGENTS), ((), ("failed",), (
     st.dictionaries(
         st.integers(0, 60),
         st.tuples(st.sampled_from(NAMESPACES), st.sampled_from(AGENTS), st.sampled_from(STATUSES)),
+        min_size=12,
     ),
     st.sampled_from(FILTERS),
     st.integers(1, 7),
@@ -163,7 +164,7 @@ def test_pages_put_together_are_the_matching_runs_by_place(
     first: int,
 ):
     namespace, agent, statuses = wanted
-    rows = [row(place, namespace=n, agent=a, status=s) for place, (n, a, s) in runs.items()]
+    rows = [row(place, run=f"run_{-place}", namespace=n, agent=a, status=s) for place, (n, a, s) in runs.items()]
     with closing(made(tmp_path_factory.mktemp("index") / "index.sqlite", rows)) as index:
         found: list[Ended] = []
         place = first
@@ -332,6 +333,15 @@ def test_a_writer_and_a_reader_go_on_beside_each_other(path: Path):
         reader.join(timeout=30)
     assert faults == []
     assert seen == sorted(seen)
+
+
+def test_an_index_goes_from_thread_to_thread(path: Path):
+    with closing(made(path, [row(1)])) as index:
+        found: list[Ended] = []
+        other = threading.Thread(target=lambda: found.extend(everything(index)))
+        other.start()
+        other.join(30)
+        assert found == [row(1)]
 
 
 def test_a_reader_in_the_middle_of_many_rows_keeps_no_writer_out(path: Path):

@@ -95,6 +95,7 @@ def test_a_file_that_is_no_index_is_made_anew(path: Path, content: bytes):
     for name in ("index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal"):
         path.with_name(name).write_bytes(b"left over")
     assert rebuilt(path)
+    assert os.listdir(path.parent) == ["index.sqlite"]
 
 
 def test_a_missing_index_is_made_anew_whatever_lies_beside_it(path: Path):
@@ -110,7 +111,7 @@ def test_a_cut_index_is_made_anew_now_or_when_it_shows(path: Path):
     rows = [row(place, summary=bytes(900)) for place in range(20)]
     made(path, rows).close()
     whole = path.read_bytes()
-    for size in range(0, len(whole), 2048):
+    for size in sorted({*range(0, len(whole), 4096), *range(512, len(whole), 4096)}):
         path.write_bytes(whole[:size])
         index = Index.open_or_rebuild(path, lambda: rows, 5, STORE, {"completed": 20})
         try:
@@ -120,6 +121,33 @@ def test_a_cut_index_is_made_anew_now_or_when_it_shows(path: Path):
             index = Index.rebuild(path, lambda: rows, 5, STORE)
             assert everything(index) == rows, size
         index.close()
+
+
+@pytest.mark.parametrize("text", [b"TRIGGER one_less", b"PRIMARY KEY CHECK", b"INDEX by_agent"])
+def test_an_index_whose_tables_are_no_text_is_made_anew(path: Path, text: bytes):
+    made(path, [row(1)]).close()
+    whole = path.read_bytes()
+    for byte in (b"\xa0", b"\0", b"("):
+        path.write_bytes(whole.replace(text, byte + text[1:]))
+        assert rebuilt(path)
+
+
+@pytest.mark.parametrize("old_ends_first", [True, False])
+def test_an_index_that_is_still_open_and_a_new_one_in_its_place_leave_each_other_alone(
+    path: Path, old_ends_first: bool
+):
+    rows = [row(place) for place in range(2_000)]
+    old = made(path, rows)
+    new = Index.rebuild(path, lambda: [row(7)], 9, STORE)
+    new.update([row(8)], (), 10, STORE)
+    assert (everything(old), old.through) == (rows, 5)
+    old.update((), [row(1_999).run], 6, STORE)
+    assert (everything(new), new.through) == ([row(7), row(8)], 10)
+    assert everything(old) == rows[:-1]
+    for index in (old, new) if old_ends_first else (new, old):
+        index.close()
+    with closing(Index(path)) as index:
+        assert (everything(index), index.through) == ([row(7), row(8)], 10)
 
 
 def test_a_rebuild_that_is_cut_short_begins_anew(path: Path):
