@@ -260,10 +260,12 @@ class SimDisk:
         return bytes(self._file(name).cache)
 
     def read_at(self, name: str, offset: int, size: int) -> bytes:
-        return self.read(name)[offset : offset + size]
+        self._reading(name)
+        return bytes(self._file(name).cache[offset : offset + size])
 
     def size(self, name: str) -> int:
-        return len(self.read(name))
+        self._reading(name)
+        return len(self._file(name).cache)
 
     def create(self, name: str) -> None:
         self._step("create", name)
