@@ -7,7 +7,8 @@ disk. Does not know: what a test makes of it. Each rig leaves the rest of the da
 `--fail CALL:ERRNO[:PREFIX]` with `--while FILE`: as long as FILE is there, such a call on a name that begins with PREFIX
 fails; of a write, half of the data is in the file by then. `--no-sync`: nothing is made durable, and nobody is told.
 `--fill FOLDER`: each end of the log is met once by a file system without room: FOLDER, on the same one, gets a file that
-takes all that is left. `--retry-write MS`: what could not be recorded is tried again after so long. `--slow-sync MS`: each sync of a log segment takes so much longer.
+takes all that is left. `--retry MS`: what could not be recorded, or opened, is tried again after so long.
+`--segment-bytes N`: a segment of the log takes no more. `--slow-sync MS`: each sync of a log segment takes so much longer.
 `--wall-clock FILE`: the wall clock is off by the seconds that stand in FILE, as often as that changes.
 `--store-id ID`: a new store gets this one, and so all names in it are known beforehand.
 `--trace JSON`: strace with these arguments is attached before the store is touched; with `--trace-open` after it was opened.
@@ -33,6 +34,7 @@ from typing import Any
 from rpcagent import daemon
 from rpcagent.journal.commit import GroupCommit
 from rpcagent.journal.disk import RealDisk
+from rpcagent.journal.wal import Wal
 from rpcagent.runs import engine
 
 READS = {"names", "exists", "read", "read_at", "release", "close", "disarm"}
@@ -51,7 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--while", dest="marker", type=Path)
     parser.add_argument("--no-sync", action="store_true")
     parser.add_argument("--fill", type=Path)
-    parser.add_argument("--retry-write", type=int, metavar="MS")
+    parser.add_argument("--retry", type=int, metavar="MS")
+    parser.add_argument("--segment-bytes", type=int)
     parser.add_argument("--slow-sync", type=float, metavar="MS")
     parser.add_argument("--wall-clock", type=Path)
     parser.add_argument("--store-id")
@@ -70,9 +73,13 @@ def set_up(options: argparse.Namespace) -> None:
         fail(options.marker, *what.split(":"))
     if options.fill is not None:
         fill(options.fill)
-    if options.retry_write is not None:
-        assert engine.RETRY_WRITE_MS > 0
-        engine.RETRY_WRITE_MS = options.retry_write
+    if options.retry is not None:
+        assert engine.RETRY_WRITE_MS > 0 and daemon.LOCK_RETRY_S > 0
+        engine.RETRY_WRITE_MS, daemon.LOCK_RETRY_S = options.retry, options.retry / 1_000
+    if options.segment_bytes is not None:
+        defaults = Wal.open.__func__.__kwdefaults__  # type: ignore[attr-defined]
+        assert "segment_bytes" in defaults
+        defaults["segment_bytes"] = options.segment_bytes
     if options.calls is not None or options.kill_before is not None:
         count(options.calls, options.kill_before)
     if options.wall_clock is not None:

@@ -82,6 +82,21 @@ def system_calls(record: Path, folder: Path, *, first_thread_only: bool = False)
     return list(found)
 
 
+@contextlib.contextmanager
+def tampered(pid: int, *arguments: str) -> Iterator[None]:
+    """`with tampered(pid, "-e", "inject=pwrite64:error=EIO"):`; of all threads that the process has by now."""
+    tracer = subprocess.Popen(["strace", "-f", "-o", os.devnull, "-p", str(pid), *arguments], stderr=subprocess.PIPE)
+    assert tracer.stderr is not None
+    with tracer.stderr as said:
+        line = said.readline()  # bounded: it says that it is attached to all threads, or why not, and ends
+        assert b"attached" in line, line
+        try:
+            yield
+        finally:
+            tracer.terminate()
+            tracer.wait(20)
+
+
 # File systems
 
 
@@ -101,6 +116,10 @@ def mounted(place: Path, *arguments: str | Path) -> Iterator[Path]:
         done = subprocess.run(["umount", place], capture_output=True, timeout=60, check=False)
         if done.returncode != 0:
             _run("umount", "-l", place)
+
+
+def remount(place: Path, options: str) -> None:
+    _run("mount", "-o", options, place)
 
 
 def tmpfs(place: Path, size: int) -> contextlib.AbstractContextManager[Path]:

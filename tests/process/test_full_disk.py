@@ -119,7 +119,7 @@ def test_a_disk_that_is_full_at_every_commit_refuses_and_forgets_and_doubles_not
     service: CountingService, nursery: Nursery, place: Path, tmp_path: Path
 ):
     plain = {"model": {"script": [{"text": "done"}]}, "tools": []}
-    rig = ("--fill", str(place), "--retry-write", "50")
+    rig = ("--fill", str(place), "--retry", "50")
     with nursery.daemon(place / "store", rig=rig, log=tmp_path / "log") as daemon:
         disk = OnFullDisk(daemon, place)
         effects: tuple[Effect, ...] = ("at_most_once", "idempotent")
