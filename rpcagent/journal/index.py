@@ -48,7 +48,7 @@ _COLUMNS = (
 _ONE_MORE = "INSERT INTO totals VALUES (new.status, 1) ON CONFLICT (status) DO UPDATE SET n = n + 1"
 # Each index ends with the place, so a page is a range of it. No status given means each status in turn: there are few.
 _SCHEMA = (
-    "CREATE TABLE about (one INTEGER PRIMARY KEY CHECK (one = 1), through INTEGER NOT NULL, store TEXT NOT NULL)",
+    "CREATE TABLE about (one INTEGER PRIMARY KEY, through INTEGER NOT NULL, store TEXT NOT NULL, short TEXT NOT NULL)",
     "CREATE TABLE totals (status TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID",
     f"CREATE TABLE ended ({_COLUMNS})",
     "CREATE INDEX by_place ON ended (place)",
@@ -69,6 +69,7 @@ _HEADS = ", ".join(
 )  # fmt: skip
 _INSERT = f"INSERT INTO ended ({_HEADS.replace('ended.', '')}, summary) VALUES ({', '.join('?' * 15)})"  # noqa: S608
 _labels = msgspec.json.Decoder(dict[str, str])
+_counts = msgspec.json.Decoder(dict[str, int])
 _digests = msgspec.json.Decoder(tuple[str, ...])
 _encoder = msgspec.json.Encoder()
 _Bytes = bytes
@@ -125,7 +126,8 @@ class Index:
         """The index that covers the log of this store at least up to `through`; made from `rows()` if the file does not.
 
         `counts`: how many ended runs of each status the manifest knows at `through`. A file that covers exactly as much
-        must have as many; one that is ahead of the manifest may differ."""
+        must have as many, but for those that `rows()` did not give either when it was made: a damaged run must not cost this
+        work each time. One that is ahead of the manifest may differ."""
         with contextlib.suppress(IndexUnusable):
             index = cls(path)
             try:
@@ -135,10 +137,17 @@ class Index:
                 index.close()
                 raise
             index.close()
-        return cls.rebuild(path, rows, through, store_id)
+        return cls.rebuild(path, rows, through, store_id, counts)
 
     @classmethod
-    def rebuild(cls, path: Path | str, rows: Callable[[], Iterable[Ended]], through: int, store_id: str) -> Index:
+    def rebuild(
+        cls,
+        path: Path | str,
+        rows: Callable[[], Iterable[Ended]],
+        through: int,
+        store_id: str,
+        counts: Mapping[str, int] | None = None,
+    ) -> Index:
         """A new file in place of whatever is there. Durable on return. An Index that is still open goes on with the old one.
 
         What `rows` raises goes up; the next `open_or_rebuild` begins anew then."""
@@ -146,6 +155,7 @@ class Index:
         index = cls(path)
         try:
             index.update(rows(), (), through, store_id)
+            index._accept(counts if counts is not None else index.counts())
         except BaseException:
             index.close()
             raise
@@ -154,12 +164,12 @@ class Index:
     @property
     def through(self) -> int:
         """The number of the last log record that is covered; 0 if it is new."""
-        return int(self._about()[0])
+        return self._about()[0]
 
     @property
     def store_id(self) -> str:
         """Of the store that it belongs to; empty if it is new."""
-        return str(self._about()[1])
+        return self._about()[1]
 
     def update(self, rows: Iterable[Ended], removed: Iterable[str], through: int, store_id: str) -> None:
         """Puts each of `rows` in place of what the index says of its run, and takes out the runs `removed`. All of it and
@@ -178,7 +188,7 @@ class Index:
                 with _translated():
                     self._database.execute(delete, (run,))
             with _translated():
-                self._database.execute("INSERT OR REPLACE INTO about VALUES (1, ?, ?)", (through, store_id))
+                self._database.execute("UPDATE about SET through = ?, store = ?", (through, store_id))
                 self._database.execute("COMMIT")
         except BaseException:
             self._undo()
@@ -269,7 +279,7 @@ class Index:
                         execute(statement)
                     execute(f"PRAGMA application_id = {_APPLICATION}")
                     execute(f"PRAGMA user_version = {VERSION}")
-                    execute("INSERT INTO about VALUES (1, 0, '')")
+                    execute("INSERT INTO about VALUES (1, 0, '', '{}')")
                 execute("COMMIT")
             except BaseException:
                 self._undo()
@@ -283,18 +293,29 @@ class Index:
     def _schema(self) -> set[str]:
         return {sql for (sql,) in self._database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
 
-    def _about(self) -> tuple[int, str]:
+    def _about(self) -> tuple[int, str, dict[str, int]]:
         with _translated():
-            found = self._database.execute("SELECT through, store FROM about").fetchall()
-        if len(found) != 1 or not (isinstance(found[0][0], int) and isinstance(found[0][1], str)):
-            raise IndexUnusable("it does not say what it covers")
-        return found[0][0], found[0][1]
+            found = self._database.execute("SELECT through, store, short FROM about").fetchall()
+        with contextlib.suppress(ValueError):  # another number of rows, or of another kind
+            ((through, store, short),) = msgspec.convert(found, list[tuple[int, str, str]])
+            return through, store, _counts.decode(short)
+        raise IndexUnusable("it does not say what it covers")
 
     def _is_of(self, through: int, store_id: str, counts: Mapping[str, int]) -> bool:
-        covered, store = self._about()
+        covered, store, short = self._about()
         if store != store_id or covered < through:
             return False
-        return covered > through or self.counts() == {status: n for status, n in counts.items() if n}
+        return covered > through or self._short_of(counts) == short
+
+    def _accept(self, counts: Mapping[str, int]) -> None:
+        with _translated():
+            short = _encoder.encode(self._short_of(counts)).decode()
+            self._database.execute("UPDATE about SET short = ?", (short,))
+
+    def _short_of(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """By status, how many runs there should be more (or, below 0, fewer)."""
+        have = self.counts()
+        return {status: n for status in {*counts, *have} if (n := counts.get(status, 0) - have.get(status, 0))}
 
     def _undo(self) -> None:
         import sqlite3
