@@ -369,7 +369,7 @@ def test_a_store_that_goes_away_ends_the_daemon_before_it_acknowledges_anything_
     with nursery.daemon(store, rig=("--slow-sync", "300") if busy else ()) as daemon:
         daemon.listen()
         runs.pay(daemon, "before")
-        first = daemon.send("start", **runs.params("during")) if busy else None
+        first = daemon.send("start", **runs.params("during"), drive="manual") if busy else None
         while busy and daemon.call("status")["journal"]["waiting"] == 0:
             pass  # bounded: its sync is slow, and then it is answered
         go_away(store)
