@@ -8,14 +8,11 @@ kill -9 is the normal case: nothing that is right depends on what happens here a
 from __future__ import annotations
 
 import errno
-import gc
 import hashlib
 import os
-import secrets
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +22,11 @@ from msgspec.structs import replace
 
 from rpcagent import __version__, errors
 from rpcagent.agents import Agents
-from rpcagent.config import EMPTY, FileConfig
-from rpcagent.journal.commit import GroupCommit
-from rpcagent.journal.disk import RealDisk, StoreLock, make_store_folder
-from rpcagent.journal.wal import Wal, stranger_in
+from rpcagent.config import EMPTY, FileConfig, retention_of
+from rpcagent.journal.access import secure
+from rpcagent.journal.blobs import Blobs
+from rpcagent.journal.disk import StoreLock, make_store_folder
+from rpcagent.journal.opening import stranger_in
 from rpcagent.log import Log
 from rpcagent.models.catalog import Catalog
 from rpcagent.rpc import wire
@@ -37,8 +35,9 @@ from rpcagent.rpc.methods import METHODS, Context, Waits
 from rpcagent.rpc.notify import Notifier
 from rpcagent.runs.decide import Rules
 from rpcagent.runs.definition import Definition
-from rpcagent.runs.ports import Recorded, ToolRequest
+from rpcagent.runs.ports import Archive, Clock, Journal, ToolRequest
 from rpcagent.runs.supervisor import Subscriber, Supervisor
+from rpcagent.store import Store, open_store, utc
 from rpcagent.tools.registry import Registry
 from rpcagent.tools.shell import Shell
 from rpcagent.transport.framing import FRAME_BYTES_MAX, Framer
@@ -67,31 +66,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     hold: bool = False
 
 
-class SystemClock:
-    """Wall time at the start of the process, or the last instant the log knows where that is later, and from there on by
-    a clock that no one can set and that goes on while the machine sleeps."""
-
-    def __init__(self) -> None:
-        self._base = datetime.now(UTC)
-        self._began = _elapsed()
-
-    def now(self) -> datetime:
-        return self._base + timedelta(seconds=_elapsed() - self._began)
-
-    def not_before(self, instant: datetime) -> None:
-        ahead = instant - self.now()
-        if ahead > timedelta(0):
-            self._base += ahead
-
-
-def _elapsed() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
-def _utc() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def default_store(workspace: Path) -> Path:
     """The user's state directory, by the hash of the real path of the workspace. Never inside the workspace."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
@@ -113,12 +87,10 @@ class Daemon:
         self._stopping = anyio.Event()
         self._session: Session | None = None
         self._store_error: errors.RpcAgentError | None = None
-        self._supervisor: Supervisor | None = None
-        self._journal: GroupCommit | None = None
+        self._store: Store | None = None
         self._registry: Registry | None = None
         self._agents: Agents | None = None
         self._lock: StoreLock | None = None
-        self._dropped_tail_bytes = 0
         self._catalog = Catalog(on_fault=self._fault)
 
     async def serve(self) -> int:
@@ -181,7 +153,13 @@ class Daemon:
                     retryable=False,
                     errno="ENOTEMPTY",
                 )
-            self._lock = StoreLock.take(store, since=_utc())
+            for found in secure(store):
+                self._log.warning(
+                    "the store was open to other users; it is closed now",
+                    name=found.name or ".",
+                    mode=f"{found.mode:04o}",
+                )
+            self._lock = StoreLock.take(store, since=utc())
         except errors.RpcAgentError as error:
             return error
         except OSError as error:
@@ -191,32 +169,35 @@ class Daemon:
         return None
 
     async def _open_store(self) -> None:
-        clock = SystemClock()
-        disk = RealDisk(self._config.store)
-        try:
-            wal = Wal.open(
-                disk,
-                draw_store_id=lambda: "sto_" + secrets.token_hex(12),
-                app=__version__,
-                at=_utc(),
-                lock=self._lock,
-            )
-        except errors.RpcAgentError:
-            disk.close()
-            raise
-        self._dropped_tail_bytes = wal.dropped_tail_bytes
-        entries = [(entry.run, Recorded(entry.first, entry.count, bytes(entry.body))) for entry in wal.entries()]
-        journal = self._journal = GroupCommit(wal)
+        store = self._store = await open_store(
+            self._config.store,
+            self._lock,
+            self._supervise,
+            retention=retention_of(self._config.config.retention),
+            note=self._log.warning,
+        )
+        supervisor = store.supervisor
+        supervisor.subscriber = Subscriber(committed=self._notifier.committed, delta=self._notifier.delta)
+        await self._open_pass(supervisor)
+        self._session = self._serve_runs(supervisor)
+        supervisor.begin()
+        self._group.start_soon(supervisor.keep_time)
+        self._group.start_soon(self._tell_lag)
+        if not self._config.hold:
+            self._group.start_soon(store.keeper.keep)
+
+    def _supervise(self, journal: Journal, archive: Archive, clock: Clock) -> Supervisor:
         store = str(self._config.store)
         registry = self._registry = Registry(
             store=store,
             on_fault=self._fault,
-            servers={"shell": Shell(store, progress=self._output)},
+            servers={"shell": Shell(store, blobs=Blobs(self._config.store / "blobs"), progress=self._output)},
             on_note=self._note,
         )
         agents = self._agents = Agents(self._config.config, self._catalog, registry)
-        supervisor = self._supervisor = Supervisor(
+        return Supervisor(
             journal=journal,
+            archive=archive,
             clock=clock,
             model=self._catalog,
             tools=registry,
@@ -226,20 +207,6 @@ class Daemon:
             fatal=self._fatal,
             grace_ms=GRACE_MS,
         )
-        gc.disable()  # as in the command line: what is replayed stays
-        try:
-            await supervisor.replay(entries)
-        finally:
-            gc.freeze()
-            gc.enable()
-        if supervisor.known_until is not None:
-            clock.not_before(supervisor.known_until)
-        supervisor.subscriber = Subscriber(committed=self._notifier.committed, delta=self._notifier.delta)
-        await self._open_pass(supervisor)
-        self._session = self._serve_runs(supervisor)
-        supervisor.begin()
-        self._group.start_soon(supervisor.keep_time)
-        self._group.start_soon(self._tell_lag)
 
     async def _open_pass(self, supervisor: Supervisor) -> None:
         """Nothing is served before recovery is durable; on a full disk it is tried again until there is room."""
@@ -276,7 +243,7 @@ class Daemon:
             recovery={
                 "interruptedRuns": supervisor.recovered,
                 "damagedRuns": [a.run_id for a in supervisor.actors.values() if a.damaged is not None],
-                "droppedTailBytes": self._dropped_tail_bytes,
+                "droppedTailBytes": self._store.dropped_tail_bytes if self._store is not None else 0,
             },
             waits=Waits(0 if self._config.hold else MAX_WAITING),
         )
@@ -362,7 +329,8 @@ class Daemon:
         return str(path.resolve())
 
     def _health(self) -> dict[str, Any]:
-        journal = self._journal.health() if self._journal is not None else {}
+        store = self._store
+        journal = store.journal.health() if store is not None else {}
         return {
             "status": "ok" if journal.get("state") == "ok" else journal.get("state", "closed"),
             "version": __version__,
@@ -370,6 +338,7 @@ class Daemon:
             "uptimeS": round(time.monotonic() - self._began, 3),
             "store": str(self._config.store),
             "journal": journal,
+            "checkpoint": store.keeper.health() if store is not None else {},
             "droppedLogLines": self._log.dropped,
         }
 
@@ -408,12 +377,13 @@ class Daemon:
     async def _end(self) -> None:
         """Nothing new is taken in or begun. What was taken in is answered, what is in flight may be recorded; the rest stays
         in doubt by design."""
-        if self._supervisor is not None and self._session is not None:
-            self._supervisor.rules = replace(self._supervisor.rules, draining=True)
-            self._supervisor.hurry()
+        if self._store is not None and self._session is not None:
+            supervisor = self._store.supervisor
+            supervisor.rules = replace(supervisor.rules, draining=True)
+            supervisor.hurry()
             with anyio.move_on_after(max(self._grace_ms, 1_000) / 1000):
                 await self._session.settled()
-            await self._supervisor.drain(self._grace_ms)
+            await supervisor.drain(self._grace_ms)
         with anyio.move_on_after(1.0):
             await self._wire.drained()
 
@@ -424,8 +394,8 @@ class Daemon:
                 await self._registry.aclose()
         with anyio.move_on_after(1.0):
             await self._catalog.aclose()
-        if self._journal is not None and self._exit != EXIT_POISONED:
-            await self._journal.close()
+        if self._store is not None and self._exit != EXIT_POISONED:
+            await self._store.close()
 
 
 async def _run(work: Awaitable[None]) -> None:

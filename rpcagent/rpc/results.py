@@ -225,6 +225,17 @@ class Journal(Shown, frozen=True, kw_only=True):
     waiting: int
 
 
+class Checkpoints(Shown, frozen=True, kw_only=True):
+    """`made` by this process, `took_ms` the last one; the log since then, in records and bytes of payload. `trouble`: why
+    none can be made just now; the log is whole, and longer than it should be."""
+
+    made: int
+    took_ms: int
+    tail_records: int
+    tail_bytes: int
+    trouble: str | None = None
+
+
 class StatusResult(Shown, frozen=True, kw_only=True):
     """With an id: the run. Without: the daemon, and the runs that need someone. `input_truncated`: only the beginning of
     `input` is shown; the first event has all of it."""
@@ -245,6 +256,7 @@ class StatusResult(Shown, frozen=True, kw_only=True):
     store_id: str | None = None
     epoch: int | None = None
     journal: Journal | None = None
+    checkpoint: Checkpoints | None = None
     dropped_log_lines: int = 0
     counts: dict[str, int] = {}
     needs_attention: tuple[Attention, ...] = ()

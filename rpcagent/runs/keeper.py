@@ -8,6 +8,7 @@ another thread. It may be cut off anywhere; the next one does it all again.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,13 +23,12 @@ from rpcagent.runs.ports import Checkpoint, Due, Filed, Mark
 from rpcagent.runs.summary import Summary
 from rpcagent.runs.supervisor import Supervisor
 
-TAIL_RECORDS = 8_192
-TAIL_BYTES = 8 << 20
-"""What a start has to replay at most, about: a checkpoint is made when the log holds more than this."""
+TAIL_RECORDS = 4_096
+TAIL_BYTES = 4 << 20
+"""What a start has to replay at most, about, and how many runs are in memory at most that could be parked."""
 IDLE_RECORDS = 256
-"""A daemon that has nothing to do moves as few as this."""
-LOOK_S = 1.0
-IDLE_LOOKS = 5
+IDLE_S = 5.0
+"""A daemon that has nothing to do for so long moves as few as `IDLE_RECORDS`."""
 AGAIN_S = 30.0
 """After a checkpoint that could not be written."""
 _SLICE = 64
@@ -47,20 +47,29 @@ class Keeper:
         self.deleted: list[str] = []
         """Runs whose deletion is in the log, and whose files may still be there."""
         self.made = 0
+        self._took_ms = 0
         self.trouble: str | None = None
         self._saving = anyio.Lock()
 
+    def replayed(self) -> None:
+        """Takes over what the replay found."""
+        for run_id, status in self._supervisor.buried:
+            self.deleted.append(run_id)
+            self.ended[status] -= 1
+
     async def keep(self) -> None:
         """For as long as the daemon runs."""
-        seen, quiet = 0, 0
+        await self._attempt(self._archive.settle)
+        seen = -1
         while True:
-            await anyio.sleep(LOOK_S if self.trouble is None else AGAIN_S)
+            with anyio.move_on_after(IDLE_S):
+                await self._supervisor.recorded_much(lambda: self.due)
             records = self._supervisor.tail_records
-            quiet = quiet + 1 if records == seen else 0
-            seen = records
-            if self.due or (quiet >= IDLE_LOOKS and records >= IDLE_RECORDS):
-                await self.try_checkpoint()
-                seen = self._supervisor.tail_records
+            if self.due or (records == seen and records >= IDLE_RECORDS):
+                await self._attempt(self.checkpoint)
+                if self.trouble is not None:
+                    await anyio.sleep(AGAIN_S)
+            seen = self._supervisor.tail_records
 
     @property
     def due(self) -> bool:
@@ -68,19 +77,20 @@ class Keeper:
         return supervisor.tail_records >= self._records or supervisor.tail_bytes >= self._size
 
     def health(self) -> dict[str, Any]:
-        """made: checkpoints of this process; errno: of the last one, where it could not be written."""
+        """made: checkpoints of this process; tookMs: the last one; tail: what no checkpoint covers yet; trouble: why there is none."""
         supervisor = self._supervisor
         shown: dict[str, Any] = {
             "made": self.made,
+            "tookMs": self._took_ms,
             "tailRecords": supervisor.tail_records,
             "tailBytes": supervisor.tail_bytes,
         }
         return shown if self.trouble is None else shown | {"trouble": self.trouble}
 
-    async def try_checkpoint(self) -> None:
-        """As `checkpoint`; what hinders it is shown in `status`, and it is tried again later."""
+    async def _attempt(self, work: Callable[[], Awaitable[object]]) -> None:
+        """What hinders it is shown in `status`, and it is tried again later."""
         try:
-            await self.checkpoint()
+            await work()
         except errors.StoragePoisoned as error:
             self._supervisor.fatal(error)
         except errors.StorageError as error:
@@ -88,13 +98,16 @@ class Keeper:
         except errors.RpcAgentError as error:
             self.trouble = error.message
         except Exception as error:  # noqa: BLE001 - the log is whole without it
-            self.trouble = f"a fault of the daemon; incident {self._supervisor.incident(error, 'checkpoint')} in the log"
+            self.trouble = (
+                f"a fault of the daemon; incident {self._supervisor.incident(error, 'checkpoint')} in the log"
+            )
         else:
             self.trouble = None
 
     async def checkpoint(self) -> None:
         """Durable on return: a start reads only what was recorded since it began. Raises StorageError, StoragePoisoned,
         StoreDamaged where records of a run have nowhere to go."""
+        began = anyio.current_time()
         async with self._saving:
             mark = await self._archive.mark()
             filed = await self._filed(mark)
@@ -103,6 +116,7 @@ class Keeper:
                 self._settled(one)
             self.made += 1
             await self._park()
+        self._took_ms = round((anyio.current_time() - began) * 1_000)
 
     async def _filed(self, mark: Mark) -> list[Filed]:
         """One for each run with records that are in no file. In slices: nobody waits for all of it."""
@@ -198,12 +212,9 @@ class Keeper:
     async def collect(self) -> list[Due]:
         """Deletes what retention says, the oldest first: its tombstone is durable before any file goes. Returns what was
         deleted. Raises StorageError, StoragePoisoned."""
-        deleted = []
         async with self._saving:
-            for due in await self._archive.due(self._supervisor.clock.now()):
-                if await self._delete(due):
-                    deleted.append(due)
-        return deleted
+            found = await self._archive.due(self._supervisor.clock.now())
+            return [due for due in found if await self._delete(due)]
 
     async def _delete(self, due: Due) -> bool:
         supervisor, roster = self._supervisor, self._roster

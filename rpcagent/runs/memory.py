@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from types import SimpleNamespace
 
+from rpcagent.errors import StoreDamaged
 from rpcagent.runs.ports import Checkpoint, Due, Mark, Recorded, T
 from rpcagent.runs.summary import Summary
 
@@ -37,8 +38,12 @@ class MemoryArchive:
     def bury(self, run_id: str) -> None:
         self.gone.add(run_id)
 
-    async def read(self, run_id: str, fold: Callable[[Iterator[bytes]], T]) -> tuple[T, Summary] | None:
+    async def read(
+        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, known: bool = False
+    ) -> tuple[T, Summary] | None:
         if run_id not in self.histories:
+            if known:
+                raise StoreDamaged("the history of the run is missing", runs=[run_id])
             return None
         return fold(record.body for record in self.histories[run_id]), self.summaries[run_id][0]
 
@@ -59,7 +64,10 @@ class MemoryArchive:
         ]
         return sorted(found, key=lambda row: row[1].place)[:limit]
 
-    async def due(self, now: datetime) -> list[Due]:
+    async def settle(self) -> None:
+        """There is nothing to do."""
+
+    async def due(self, now: datetime) -> list[Due]:  # noqa: ARG002 - the port's
         rows = [(run_id, heads) for run_id, (heads, _) in self.summaries.items() if heads.ended_at is not None]
         return [Due(run_id=i, heads=heads, reason=why) for i, heads in rows if (why := self.retention(i, heads))]
 
@@ -67,7 +75,7 @@ class MemoryArchive:
         ends: Mapping[str, int] = {}
         return SimpleNamespace(ends=ends)
 
-    async def save(self, mark: Mark, checkpoint: Checkpoint) -> None:
+    async def save(self, mark: Mark, checkpoint: Checkpoint) -> None:  # noqa: ARG002 - the port's
         for filed in checkpoint.filed:
             history = self.histories.setdefault(filed.run_id, [])
             end = history[-1].last if history else 0

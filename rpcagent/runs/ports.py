@@ -6,7 +6,7 @@ raises all the same is a fault of ours and is taken for an outcome that nobody k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -118,8 +118,11 @@ class Archive(Protocol):
         """Its deletion is durable in the log: from now on it is `deleted`."""
         ...
 
-    async def read(self, run_id: str, fold: Callable[[Iterator[bytes]], T]) -> tuple[T, Summary] | None:
-        """Verifies the whole history and gives its bodies, oldest first, to `fold`, off the event loop. None: no such run."""
+    async def read(
+        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, known: bool = False
+    ) -> tuple[T, Summary] | None:
+        """Verifies the whole history and gives its bodies, oldest first, to `fold`, off the event loop. None: no such run.
+        `known`: there must be one, so that it is damage if there is none."""
         ...
 
     async def records(self, run_id: str, after_seq: int) -> list[Recorded]:
@@ -130,6 +133,10 @@ class Archive(Protocol):
         self, place: int, limit: int, *, namespace: str | None, agent: str | None, statuses: Collection[str]
     ) -> list[tuple[str, Summary]]:
         """Runs that ended, from `place` on, in the order of their places; an empty `statuses` is all."""
+        ...
+
+    async def settle(self) -> None:
+        """What need not be done before the first answer. Raises StorageError, StoreDamaged."""
         ...
 
     async def due(self, now: datetime) -> list[Due]:

@@ -21,12 +21,16 @@ from rpcagent import errors
 from rpcagent.ids import is_run_id
 from rpcagent.runs import events as ev
 from rpcagent.runs import summary
+from rpcagent.runs.definition import Definition
 from rpcagent.runs.engine import Actor
 from rpcagent.runs.fold import apply
 from rpcagent.runs.ports import Archive
 from rpcagent.runs.state import RunState
 from rpcagent.runs.summary import Summary
 
+_DEFINITIONS = 64
+_TEXTS = 1_000
+_NONE: dict[str, str] = {}
 RESIDENT = 128
 """Runs at rest that stay in memory, those that were asked for last."""
 
@@ -47,6 +51,8 @@ class Roster:
         self._asks: dict[str, list[dict[str, Any]] | None] = {}  # None: as the summary says
         self._shown: dict[str, str] = {}
         self._loading: dict[str, anyio.Event] = {}
+        self._definitions: dict[str, Definition] = {}
+        self._texts: dict[str, str] = {}
         self._touches = 0
 
     # Finding
@@ -89,11 +95,13 @@ class Roster:
                 raise errors.NotFound("there is no such run in this store", runId=run_id)
             actor = self.actor(run_id)
 
-    async def bring_in(self, run_id: str) -> bool:
-        """Replays its files into a new actor. False: it has none. Damage stops that run alone."""
+    async def bring_in(self, run_id: str, *, known: bool = False) -> bool:
+        """Replays its files into a new actor. False: it has none, which is damage if it is `known` to have them. Damage stops
+        that run alone."""
+        known = known or run_id in self.parked
         try:
-            read = await self.archive.read(run_id, lambda bodies: replayed(run_id, bodies))
-        except errors.StorageError:
+            read = await self.archive.read(run_id, lambda bodies: replayed(run_id, bodies), known=known)
+        except (errors.StorageError, errors.Incompatible):
             raise
         except Exception as error:  # noqa: BLE001 - whatever stands in one run's files, all others open
             actor = self._take(run_id, None)
@@ -105,8 +113,15 @@ class Roster:
             return False
         state, heads = read
         actor = self._take(run_id, heads)
-        actor.state, actor.filed = state, state.last_seq
+        actor.state, actor.filed = self.shared(state), state.last_seq
         return True
+
+    def shared(self, state: RunState) -> RunState:
+        """The same state. Runs of one agent hold one definition in memory between them."""
+        known = self._definitions.setdefault(state.definition_digest, state.definition)
+        if len(self._definitions) > _DEFINITIONS:
+            self._definitions.pop(next(iter(self._definitions)))
+        return replace(state, definition=known)
 
     def _take(self, run_id: str, filed: Summary | None) -> Actor:
         """`filed`: as its files say, which may be further than what is parked."""
@@ -166,9 +181,16 @@ class Roster:
             self.counts[heads.status] += 1
         self._asks.pop(run_id, None)
         if heads.ended_at is None:
-            self.parked[run_id] = replace(heads, body=Raw(body))
+            shared = {
+                name: self._shared_text(getattr(heads, name)) for name in ("status", "namespace", "agent", "policy")
+            }
+            self.parked[run_id] = replace(heads, body=Raw(body), labels=heads.labels or _NONE, **shared)
             if heads.asks:
                 self._asks[run_id] = None
+
+    def _shared_text(self, text: str) -> str:
+        """Thousands of runs wait in few states, for few agents."""
+        return self._texts.setdefault(text, text) if len(self._texts) < _TEXTS else text
 
     def forget(self, run_id: str, status: str | None) -> None:
         """It was deleted; `status` is what it is counted as, where it has no actor."""
@@ -219,4 +241,3 @@ def replayed(run_id: str, bodies: Iterable[bytes]) -> RunState:
     if state is None:
         raise ValueError("the history is empty")
     return state
-

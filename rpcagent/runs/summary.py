@@ -29,7 +29,7 @@ class Body(msgspec.Struct, frozen=True):
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
     """One run, at its event `last_seq`. `place`: where it stands in `list`, for ever. `wake`: when the clock changes it.
-    `hot`: it goes on by itself, so a start reads it at once. `policy`: a digest of the present policy that it was decided
+    `started_at` and `ended_at`: of a run that has ended. `hot`: it goes on by itself, so a start reads it at once. `policy`: a digest of the present policy that it was decided
     under. `blobs`: what it refers to. `unresolved`: a person may still tell how a step of it ended."""
 
     place: int
@@ -66,7 +66,7 @@ def summarise(state: RunState, place: int, policy: str) -> tuple[Summary, bytes]
         namespace=state.namespace,
         agent=state.definition.agent,
         labels=state.labels,
-        started_at=state.started_at,
+        started_at=state.started_at if state.ended else None,
         ended_at=state.last_at if state.ended else None,
         wake=None if state.ended else wakes_at(state),
         hot=is_hot(state),

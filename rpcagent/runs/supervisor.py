@@ -26,7 +26,8 @@ from rpcagent.runs.memory import MemoryArchive
 from rpcagent.runs.ports import Archive, Clock, Journal, Model, Recorded, Tools
 from rpcagent.runs.requests import Ask, Receipt, check_fingerprint
 from rpcagent.runs.roster import Roster
-from rpcagent.runs.summary import Summary, decode
+from rpcagent.runs.state import RunState
+from rpcagent.runs.summary import Summary
 from rpcagent.runs.view import needs_attention, run_status
 
 MOST_SLEEP_S = 30.0
@@ -88,6 +89,7 @@ class Supervisor:
         """The latest instant that any event has."""
         self.buried: list[tuple[str, str]] = []
         """Runs whose deletion the replay found, and how they had ended: their files may still be there."""
+        self._much: tuple[Callable[[], bool], anyio.Event] | None = None
         self._policies: dict[str, str] = {}
         self._armed: dict[str, datetime] = {}
         self._due: list[tuple[datetime, str]] = []
@@ -102,9 +104,8 @@ class Supervisor:
 
     # Opening
 
-    def park(self, run_id: str, raw: bytes) -> None:
-        """Takes in one live run as the last checkpoint summed it up. Raises msgspec.ValidationError."""
-        heads = decode(raw)
+    def park(self, run_id: str, heads: Summary) -> None:
+        """Takes in one live run as the last checkpoint summed it up."""
         self.roster.park(run_id, heads, bytes(heads.body))
         if heads.wake is not None:
             self._arm(run_id, heads.wake)
@@ -127,8 +128,7 @@ class Supervisor:
 
     async def _continue(self, run_id: str, tail: list[Recorded]) -> None:
         """The run began before the last checkpoint: its files come first."""
-        if not await self.roster.bring_in(run_id):
-            self._keep_as_it_is(self.roster.actor(run_id), ValueError("its first records are missing"))
+        await self.roster.bring_in(run_id, known=True)
         self._fold(self.roster.actor(run_id), tail)
 
     def _fold(self, actor: Actor, tail: list[Recorded]) -> None:
@@ -142,18 +142,41 @@ class Supervisor:
                     self._keep_as_it_is(actor, error)
             actor.tail.append(record)
             self._count(record)
+        if actor.state is not None:
+            actor.state = self.roster.shared(actor.state)
         self._know(actor)
         self._show(actor)
 
     def _count(self, record: Recorded) -> None:
         self.tail_records += 1
         self.tail_bytes += len(record.body)
+        if self._much is not None and self._much[0]():
+            self._much[1].set()
+
+    async def recorded_much(self, enough: Callable[[], bool]) -> None:
+        """Returns when `enough` is so, which is asked after each record."""
+        if not enough():
+            reached = anyio.Event()
+            self._much = (enough, reached)
+            try:
+                await reached.wait()
+            finally:
+                self._much = None
 
     def _know(self, actor: Actor) -> None:
         if actor.state is not None and (self.known_until is None or actor.state.last_at > self.known_until):
             self.known_until = actor.state.last_at
 
     def _keep_as_it_is(self, actor: Actor, error: Exception) -> None:
+        if isinstance(error, ev.WrittenLater):
+            actor.damaged = str(error)
+            actor.failed = errors.Incompatible(
+                str(error), retryable=False, runs=[actor.run_id], found=error.found, supported=[ev.VERSION]
+            )
+            return
+        if isinstance(error, errors.StoreDamaged):
+            actor.damaged, actor.failed = error.message, error
+            return
         incident = self.incident(error, f"run {actor.run_id}")
         actor.damaged = f"its records cannot be replayed; incident {incident} in the log"
         actor.failed = errors.StoreDamaged(
@@ -352,6 +375,9 @@ class Supervisor:
         """Tells of the last event of a run, which has no actor any more."""
         if self.subscriber is not None:
             self.subscriber.committed(run_id, commit)
+
+    def shared(self, state: RunState) -> RunState:
+        return self.roster.shared(state)
 
     def _show(self, actor: Actor) -> None:
         if actor.failed is not None:

@@ -11,6 +11,7 @@ from rpcagent.policy.rules import hidden_paths
 from rpcagent.runs import decide, supervisor
 from rpcagent.runs import events as ev
 from rpcagent.runs.definition import Definition, Rule
+from rpcagent.runs.ports import Recorded
 from rpcagent.runs.supervisor import Supervisor
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -64,12 +65,11 @@ async def test_whatever_one_run_raises_at_the_open_pass_all_others_open(monkeypa
     incidents: list[str] = []
     with anyio.fail_after(10):
         runs = opened(incidents)
-        for run_id in (BAD, GOOD):
-            runs.load(run_id, record())
+        await runs.replay((run_id, Recorded(1, 2, record())) for run_id in (BAD, GOOD))
         await runs.open()
     assert incidents == ["OverflowError"]
-    assert {a.run_id: runs.status_of(a) for a in runs.runs()} == {BAD: "damaged", GOOD: "running"}
-    assert runs.attention == {BAD: [{"runId": BAD, "kind": "damaged"}]}
+    assert {a.run_id: runs.status_of(a) for a in runs.actors.values()} == {BAD: "damaged", GOOD: "running"}
+    assert runs.roster.attention(9) == [{"runId": BAD, "kind": "damaged"}]
 
 
 @pytest.mark.anyio
@@ -84,10 +84,9 @@ async def test_whatever_one_record_raises_when_it_is_replayed_all_others_load(mo
     monkeypatch.setattr(supervisor, "apply", raising)
     incidents: list[str] = []
     runs = opened(incidents)
-    for run_id in (BAD, GOOD):
-        runs.load(run_id, record())
+    await runs.replay((run_id, Recorded(1, 2, record())) for run_id in (BAD, GOOD))
     assert incidents == ["RecursionError"]
-    assert {a.run_id: runs.status_of(a) for a in runs.runs()} == {BAD: "damaged", GOOD: "running"}
+    assert {a.run_id: runs.status_of(a) for a in runs.actors.values()} == {BAD: "damaged", GOOD: "running"}
 
 
 def test_paths_are_hidden_from_the_files_tools_by_every_rule_that_denies_them():

@@ -48,6 +48,7 @@ OTHER_EVENTS: tuple[ev.AnyEvent, ...] = (
     ev.RunCancelled(),
     ev.RunCompleted(output="x"),
     ev.RunFailed(error=TROUBLE),
+    ev.RunDeleted(status="completed"),
 )
 
 

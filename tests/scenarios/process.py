@@ -155,6 +155,7 @@ class Life:
             "uptimeS": 3.5,
             "store": STORE,
             "journal": journal,
+            "checkpoint": {"made": 0, "tookMs": 0, "tailRecords": journal["records"], "tailBytes": journal["bytes"]},
             "droppedLogLines": 0,
         }
 

@@ -33,6 +33,8 @@ RARE = {
     "StatusResult.inputTruncated": "needs an input above 64 KiB",
     "StatusResult.status=poisoned": _ENDS,
     "StatusResult.status=closed": _ENDS,
+    "Checkpoints.trouble": "needs a disk that fails while a checkpoint is made",
+    "run_deleted": "needs a rule of retention, and time",
     "DeltaShown.stream": "no command runs in-process; see the process tests of the client",
     "DeltaShown.stream=answer": "the default, which is left out",
     "DeltaShown.stream=output": "no command runs in-process; see the process tests of the client",

@@ -1,0 +1,425 @@
+"""The archive port over files: runs in folders of their own, the index of those that ended, tombstones.
+
+Knows: which thread touches which file, and how a payload is opened and sealed on its way. Does not know: the formats
+(`runfiles`, `manifest`, `tombstones`, `index`), the order of a checkpoint (`checkpoint`), or when one is due.
+
+Two threads at most work for it: one saves, one reads, and neither waits for the other. Each has a disk and an index of its
+own, and the event loop waits for neither.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+import anyio.to_thread
+from msgspec import Raw
+from msgspec.structs import replace
+
+from rpcagent import errors
+from rpcagent.journal import runfiles, seal
+from rpcagent.journal.checkpoint import Change, Checkpointer
+from rpcagent.journal.disk import Fence, RealDisk
+from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable
+from rpcagent.journal.manifest import Header, Manifest, TombstoneFile
+from rpcagent.journal.runfiles import Line, State
+from rpcagent.journal.tombstones import Named, Tombstones
+from rpcagent.journal.wal import Mark
+from rpcagent.policy.retention import Retention, due
+from rpcagent.runs import summary
+from rpcagent.runs.ports import Checkpoint, Due, Recorded, T
+from rpcagent.runs.summary import Summary
+
+PAGE_BYTES = 1 << 20
+_FRESH = 4_096
+
+
+class Marking(Protocol):
+    """What the archive asks of the commit port."""
+
+    store_id: str
+    epoch: int
+
+    async def mark(self) -> Mark: ...
+
+
+class Known:
+    """A set of runs in eight bytes each. Two runs with the same eight bytes cost a look at the disk, and nothing else. One
+    thread adds, any may ask."""
+
+    def __init__(self, runs: Iterable[str]) -> None:
+        self._sorted = array("Q", sorted(map(_short, runs)))
+        self._fresh: frozenset[int] = frozenset()
+
+    def add(self, runs: Iterable[str]) -> None:
+        fresh = self._fresh | {_short(run) for run in runs}
+        if len(fresh) > _FRESH:
+            # Whoever asks meanwhile finds each of them in one place or in both.
+            self._sorted = array("Q", sorted({*self._sorted, *fresh}))
+            fresh = frozenset()
+        self._fresh = fresh
+
+    def __contains__(self, run: object) -> bool:
+        if not isinstance(run, str):
+            return False
+        wanted, fresh, known = _short(run), self._fresh, self._sorted
+        place = bisect_left(known, wanted)
+        return wanted in fresh or (place < len(known) and known[place] == wanted)
+
+
+def _short(run: str) -> int:
+    return int.from_bytes(blake2b(run.encode(), digest_size=8).digest())
+
+
+class FileArchive:
+    """`folder` is the store; `manifest` the one that it was opened with. `note` tells of an index that had to be made anew,
+    and of runs that should be there and are not."""
+
+    def __init__(
+        self,
+        folder: Path,
+        journal: Marking,
+        manifest: Manifest | None,
+        *,
+        app: str,
+        lock: Fence | None,
+        seal: seal.Seal,
+        retention: Retention,
+        note: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._journal = journal
+        self._app = app
+        self._seal = seal
+        self._retention = retention
+        self._note = note
+        self._seq = manifest.base.seq if manifest is not None else 0
+        self._ended: Mapping[str, int] = manifest.ended if manifest is not None else {}
+        self._any = manifest is not None
+        self._saving, self._reading = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
+        self._writer, self._reader = RealDisk(folder), RealDisk(folder)
+        self._checkpointer = Checkpointer(self._writer, lock)
+        named = manifest.tombstones if manifest is not None else ()
+        self._tombstones = Tombstones(self._writer, [Named(f.name, f.count, f.sum) for f in named])
+        self._index: Index | None = None
+        self._looked: Index | None = None
+        self._live = len(manifest.live) if manifest is not None else 0
+        self._found = replace(manifest, live={}) if manifest is not None else None
+        self._known: Known | None = None if self._any else Known(())
+        self._indexing, self._using = anyio.Lock(), threading.Lock()
+
+    async def prepare(self) -> None:
+        """Reads the tombstones. Raises StoreDamaged, StorageError."""
+        if self._any:
+            await anyio.to_thread.run_sync(self._prepare, limiter=self._saving)
+
+    def _prepare(self) -> None:
+        "" in self._tombstones  # noqa: B015 - read now, so that no later question touches the disk
+
+    async def settle(self) -> None:
+        """What need not be done before the first answer: deletes what a crash did not let the last checkpoint delete, and
+        learns which runs have files, so that a new one needs no look at the disk. Raises StorageError, StoreDamaged."""
+        await anyio.to_thread.run_sync(self._settle, limiter=self._saving)
+
+    def _settle(self) -> None:
+        if self._found is not None:
+            self._checkpointer.sweep(self._found)
+            self._found = None
+        if self._known is None:
+            found = self._names(runfiles.FOLDER)
+            if len(found) >= self._live + sum(
+                self._ended.values()
+            ):  # else some are lost, and each is asked for by name
+                self._known = Known(found)
+
+    def close(self) -> None:
+        for index in (self._index, self._looked):
+            if index is not None:
+                index.close()
+        self._writer.close()
+        self._reader.close()
+
+    # Questions that need no disk
+
+    @property
+    def any_held(self) -> bool:
+        return self._any or bool(self._tombstones.pending)
+
+    def may_hold(self, run_id: str) -> bool:
+        return self._any and (self._known is None or run_id in self._known)
+
+    def deleted(self, run_id: str) -> bool:
+        return run_id in self._tombstones
+
+    def bury(self, run_id: str) -> None:
+        self._tombstones.add(run_id)
+
+    # Reading
+
+    async def read(
+        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, known: bool = False
+    ) -> tuple[T, Summary] | None:
+        if not known and not self.may_hold(run_id):
+            return None
+        # A run whose files are gone must not be taken for one that never was: its effects would be made again.
+        named = known or await self._look_up(lambda index: index.find(run_id) is not None)
+        return await self._off_loop(self._read, run_id, named, fold)
+
+    def _read(self, run_id: str, named: bool, fold: Callable[[Iterator[bytes]], T]) -> tuple[T, Summary] | None:
+        try:
+            found = runfiles.read_bodies(self._reader, run_id, named)
+        finally:
+            self._reader.release(runfiles.history_of(run_id))
+        if found is None:
+            return None
+        state, lines = found
+        return fold(self._opened(run_id, line) for line in lines), self._heads(run_id, state)
+
+    def _opened(self, run_id: str, line: Line) -> bytes:
+        return self._seal.open(seal.record_context(run_id, line.first), line.body)
+
+    def _heads(self, run_id: str, state: State) -> Summary:
+        return opened_summary(self._seal, run_id, state.summary)
+
+    async def records(self, run_id: str, after_seq: int) -> list[Recorded]:
+        return await self._off_loop(self._records, run_id, after_seq)
+
+    def _records(self, run_id: str, after_seq: int) -> list[Recorded]:
+        state = runfiles.read_state(self._reader, run_id)
+        if state is None:
+            raise runfiles.damaged(run_id, runfiles.state_of(run_id), 0, "state.json is missing")
+        try:
+            lines = runfiles.read_page(self._reader, run_id, state, after_seq, PAGE_BYTES)
+        finally:
+            self._reader.release(runfiles.history_of(run_id))
+        return [Recorded(line.first, line.count, self._opened(run_id, line)) for line in lines]
+
+    async def ended(
+        self, place: int, limit: int, *, namespace: str | None, agent: str | None, statuses: Collection[str]
+    ) -> list[tuple[str, Summary]]:
+        if not self._any:
+            return []
+
+        def page(index: Index) -> list[tuple[str, Summary]]:
+            rows = index.page(place, limit, namespace=namespace, agent=agent, statuses=statuses)
+            return [(row.run, opened_summary(self._seal, row.run, row.summary)) for row in rows]
+
+        return await self._look_up(page)
+
+    async def due(self, now: datetime) -> list[Due]:
+        if not self._any or not self._retention.rules:
+            return []
+
+        horizon = self._retention.horizon(now)
+        if horizon is None:
+            return []
+
+        def look(index: Index) -> list[Due]:
+            gone = due(index.expired(horizon), now, self._retention)
+            return [found for one in gone if (found := self._due(one.run, one.reason)) is not None]
+
+        return await self._look_up(look)
+
+    def _due(self, run_id: str, reason: str) -> Due | None:
+        """The index only proposes: what the run's own files say counts. Damaged ones are kept."""
+        try:
+            state = runfiles.read_state(self._reader, run_id)
+        except (errors.StoreDamaged, errors.Incompatible):
+            return None
+        heads = self._heads(run_id, state) if state is not None else None
+        if heads is None or heads.ended_at is None or heads.unresolved:
+            return None
+        return Due(run_id=run_id, heads=heads, reason=reason)
+
+    async def blobs(self) -> set[str]:
+        """The digests that runs refer to which have ended."""
+        return await self._look_up(lambda index: set(index.blobs())) if self._any else set()
+
+    # The index
+
+    async def _look_up(self, ask: Callable[[Index], T]) -> T:
+        """The answer of the index, which is made anew where its file is of no use."""
+        for attempt in range(2):
+            async with self._indexing:
+                if self._index is None:
+                    await anyio.to_thread.run_sync(self._open_index, attempt > 0, limiter=self._saving)
+            try:
+                return await self._off_loop(self._asked, ask)
+            except IndexUnusable:
+                async with self._indexing:
+                    await anyio.to_thread.run_sync(self._drop_index, limiter=self._saving)
+        raise errors.StorageError("the index of ended runs cannot be used", errno="EIO")
+
+    def _asked(self, ask: Callable[[Index], T]) -> T:
+        with self._using:
+            if self._looked is None:
+                self._looked = Index(self._folder / FILE_NAME)
+            return ask(self._looked)
+
+    def _drop_index(self) -> None:
+        with self._using:
+            for index in (self._index, self._looked):
+                if index is not None:
+                    index.close()
+            self._index = self._looked = None
+
+    def _open_index(self, anew: bool) -> Index:
+        path, store_id = self._folder / FILE_NAME, self._journal.store_id
+        if anew:
+            self._index = Index.rebuild(path, self._rows, self._seq, store_id)
+        else:
+            self._index = Index.open_or_rebuild(path, self._rows, self._seq, store_id, self._ended)
+        return self._index
+
+    def _rows(self) -> Iterator[Ended]:
+        """Of all ended runs, from their own files. Damaged ones are left out, and told."""
+        if sum(self._ended.values()):
+            self._note("the index of ended runs is made anew")
+        for run_id in self._writer.names(runfiles.FOLDER):
+            if run_id in self._tombstones:
+                continue
+            try:
+                state = runfiles.read_state(self._writer, run_id)
+            except (errors.StoreDamaged, errors.Incompatible, ValueError):
+                self._note(f"run {run_id} is not listed: its files are damaged; `rpcagent verify` tells more")
+                continue
+            if state is not None and (row := _row(run_id, state, summary.decode(state.summary))) is not None:
+                yield row
+
+    # Saving
+
+    async def mark(self) -> Mark:
+        return await self._journal.mark()
+
+    async def save(self, mark: Any, checkpoint: Checkpoint) -> None:
+        async with self._indexing:
+            await anyio.to_thread.run_sync(self._save, mark, checkpoint, limiter=self._saving)
+
+    def _save(self, mark: Mark, checkpoint: Checkpoint) -> None:
+        graves = self._tombstones.next_file(self._names("tombstones"))
+        named = graves.named if graves is not None else self._tombstones.named
+        header = Header(
+            store_id=self._journal.store_id,
+            app=self._app,
+            epoch=self._journal.epoch,
+            at=checkpoint.at.astimezone(UTC).isoformat().replace("+00:00", "Z"),
+            places=checkpoint.places,
+            ended=dict(checkpoint.ended),
+            tombstones=tuple(TombstoneFile(file.name, file.count, file.sum) for file in named),
+        )
+        self._checkpointer.write(
+            mark,
+            header,
+            self._changes(checkpoint),
+            ((run_id, self._sealed(run_id, heads, body)) for run_id, heads, body in checkpoint.live),
+            checkpoint.deleted,
+            (graves.name, graves.data) if graves is not None else None,
+            lambda: self._update_index(mark.seq, checkpoint),
+        )
+        if graves is not None:
+            self._tombstones.filed(graves)
+        if self._known is not None:
+            self._known.add(one.run_id for one in checkpoint.filed)
+        self._seq, self._ended, self._any = mark.seq, header.ended, True
+
+    def _changes(self, checkpoint: Checkpoint) -> Iterator[Change]:
+        for one in checkpoint.filed:
+            lines = [
+                Line(r.first, r.count, self._seal.seal(seal.record_context(one.run_id, r.first), r.body))
+                for r in one.records
+            ]
+            yield Change(one.run_id, lines, self._sealed(one.run_id, one.heads, one.body))
+
+    def _sealed(self, run_id: str, heads: Summary, body: bytes) -> bytes:
+        return summary.encode(heads, self._seal.seal(seal.summary_context(run_id, heads.last_seq), body))
+
+    def _update_index(self, through: int, checkpoint: Checkpoint) -> None:
+        rows = [one for one in checkpoint.filed if one.heads.ended_at is not None]
+        if not rows and not checkpoint.deleted and self._index is None and not self._any:
+            return  # nothing has ended yet: there is nothing to find
+        for anew in (False, True):
+            index = self._index or self._open_index(anew)
+            try:
+                index.update(self._new_rows(rows), checkpoint.deleted, through, self._journal.store_id)
+            except IndexUnusable:
+                if anew:
+                    raise errors.StorageError("the index of ended runs cannot be written", errno="EIO") from None
+                self._drop_index()
+            else:
+                return
+
+    def _new_rows(self, filed: Iterable[Any]) -> Iterator[Ended]:
+        for one in filed:
+            state = runfiles.read_state(self._writer, one.run_id)
+            if state is not None and (row := _row(one.run_id, state, one.heads)) is not None:
+                yield row
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return self._writer.names(folder)
+        except FileNotFoundError:
+            return []
+
+    async def _off_loop(self, work: Callable[..., T], *args: Any) -> T:
+        return await anyio.to_thread.run_sync(work, *args, limiter=self._reading)
+
+
+def opened_summary(sealed: seal.Seal, run_id: str, raw: bytes) -> Summary:
+    """The summary with its body as it was. Raises StoreDamaged, and KeyMissing where no key opens it."""
+    heads = summary.decode(raw)
+    body = sealed.open(seal.summary_context(run_id, heads.last_seq), bytes(heads.body))
+    return replace(heads, body=Raw(body))
+
+
+def _row(run_id: str, state: State, heads: Summary) -> Ended | None:
+    if heads.ended_at is None:
+        return None
+    return Ended(
+        run=run_id,
+        place=heads.place,
+        status=heads.status,
+        namespace=heads.namespace,
+        agent=heads.agent,
+        labels=heads.labels,
+        started_at=_text(heads.started_at),
+        ended_at=_text(heads.ended_at),
+        bytes=state.size,
+        blobs=heads.blobs,
+        unresolved=heads.unresolved,
+        summary=state.summary,
+    )
+
+
+def _text(instant: datetime | None) -> str:
+    return instant.isoformat() if instant is not None else ""
+
+
+class SealedCommit:
+    """The commit port, with payloads sealed on their way to the log."""
+
+    def __init__(self, journal: Any, sealed: seal.Seal) -> None:
+        self._journal, self._seal = journal, sealed
+        self.store_id: str = journal.store_id
+        self.epoch: int = journal.epoch
+
+    async def append(self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes) -> Any:
+        context = seal.record_context(run_id, expected_seq + 1)
+        return await self._journal.append(run_id, epoch, expected_seq, count, self._seal.seal(context, body))
+
+    async def mark(self) -> Mark:
+        found: Mark = await self._journal.mark()
+        return found
+
+    def health(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._journal.health()
+        return found
+
+    async def close(self) -> None:
+        await self._journal.close()

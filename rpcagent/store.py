@@ -1,0 +1,161 @@
+"""One opened store: its log, its archive, its runs, and what keeps the log short. How they are put together, and in which order.
+
+Knows: that the manifest is read before the log, the log before the runs, and that nothing is served before recovery is
+durable. Does not know: the wire, or what models and tools there are.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from rpcagent import __version__, errors
+from rpcagent.journal import checkpoint, seal
+from rpcagent.journal.archive import FileArchive, SealedCommit, opened_summary
+from rpcagent.journal.commit import GroupCommit
+from rpcagent.journal.disk import Fence, RealDisk
+from rpcagent.journal.manifest import Manifest
+from rpcagent.journal.wal import Wal
+from rpcagent.policy.retention import Retention
+from rpcagent.runs.keeper import Keeper
+from rpcagent.runs.ports import Archive, Clock, Journal, Recorded
+from rpcagent.runs.supervisor import Supervisor
+
+
+class SystemClock:
+    """Wall time at the start of the process, or the last instant the log knows where that is later, and from there on by
+    a clock that no one can set and that goes on while the machine sleeps."""
+
+    def __init__(self) -> None:
+        self._base = datetime.now(UTC)
+        self._began = _elapsed()
+
+    def now(self) -> datetime:
+        return self._base + timedelta(seconds=_elapsed() - self._began)
+
+    def not_before(self, instant: datetime) -> None:
+        ahead = instant - self.now()
+        if ahead > timedelta(0):
+            self._base += ahead
+
+
+def _elapsed() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def utc() -> str:
+    """The wall clock, RFC 3339 to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+KEEP_ALL = Retention()
+
+
+@dataclass
+class Store:
+    """`journal` is the log's own commit port, below any sealing."""
+
+    journal: GroupCommit
+    archive: FileArchive
+    supervisor: Supervisor
+    keeper: Keeper
+    dropped_tail_bytes: int
+
+    async def close(self) -> None:
+        """Makes the watermark durable and gives all descriptors back."""
+        await self.journal.close()
+        self.archive.close()
+
+
+Build = Callable[[Journal, Archive, Clock], Supervisor]
+
+
+async def open_store(
+    folder: Path,
+    lock: Fence | None,
+    build: Build,
+    *,
+    sealing: Callable[[str], seal.Seal] = lambda _store_id: seal.Plain(),
+    retention: Retention = KEEP_ALL,
+    note: Callable[[str], None] = lambda _text: None,
+) -> Store:
+    """Reads the manifest and the log after it, and takes in all live runs. `build` makes the supervisor, `sealing` what opens
+    payloads of the store with this id. The open pass is still to be made.
+
+    Raises StoreDamaged, StoreTooNew, StorageError, StoragePoisoned as `Wal.open`; KeyMissing where no key opens a payload."""
+    disk = RealDisk(folder)
+    try:
+        manifest = checkpoint.read_manifest(disk)
+        wal = _open_log(disk, manifest, lock)
+    except errors.RpcAgentError:
+        disk.close()
+        raise
+    opening = sealing(wal.store_id)
+    records = _records(wal, opening)
+    journal = GroupCommit(wal)
+    port: Any = journal if opening.kid is None else SealedCommit(journal, opening)
+    archive = FileArchive(
+        folder, journal, manifest, app=__version__, lock=lock, seal=opening, retention=retention, note=note
+    )
+    clock = SystemClock()
+    supervisor = build(port, archive, clock)
+    gc.disable()  # as in the command line: what is replayed stays
+    try:
+        await archive.prepare()
+        keeper = Keeper(supervisor, **_limits())
+        if manifest is not None:
+            _take_in(supervisor, keeper, manifest, opening)
+        await supervisor.replay(records)
+        keeper.replayed()
+    except BaseException:
+        await journal.close()
+        archive.close()
+        raise
+    finally:
+        gc.freeze()
+        gc.enable()
+    if supervisor.known_until is not None:
+        clock.not_before(supervisor.known_until)
+    return Store(journal, archive, supervisor, keeper, wal.dropped_tail_bytes)
+
+
+def _open_log(disk: RealDisk, manifest: Manifest | None, lock: Fence | None) -> Wal:
+    return Wal.open(
+        disk,
+        draw_store_id=lambda: "sto_" + secrets.token_hex(12),
+        app=__version__,
+        at=utc(),
+        lock=lock,
+        base=manifest.base if manifest is not None else None,
+        store_id=manifest.store_id if manifest is not None else None,
+        least_epoch=manifest.epoch if manifest is not None else 0,
+    )
+
+
+def _records(wal: Wal, opening: seal.Seal) -> list[tuple[str, Recorded]]:
+    return [
+        (e.run, Recorded(e.first, e.count, opening.open(seal.record_context(e.run, e.first), bytes(e.body))))
+        for e in wal.entries()
+    ]
+
+
+def _take_in(supervisor: Supervisor, keeper: Keeper, manifest: Manifest, opening: seal.Seal) -> None:
+    supervisor.known_until = datetime.fromisoformat(manifest.at)
+    supervisor.roster.places = manifest.places
+    keeper.ended.update(manifest.ended)
+    supervisor.roster.counts.update(manifest.ended)
+    for run_id, raw in manifest.live.items():
+        supervisor.park(run_id, opened_summary(opening, run_id, raw))
+
+
+def _limits() -> dict[str, int]:
+    """How long the log may become before it is moved away: for tests, which do not have days."""
+    given = os.environ.get("RPCAGENT_CHECKPOINT_RECORDS", "")
+    return {"records": int(given)} if given.isascii() and given.isdigit() and int(given) > 0 else {}
