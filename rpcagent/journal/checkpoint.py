@@ -98,15 +98,16 @@ class Checkpointer:
         tombstone_file: tuple[str, bytes] | None,
         index: Callable[[], None],
     ) -> int:
-        """Makes the checkpoint at `mark`: on return the log begins there. `changes`: each run that was written since the
-        last checkpoint that succeeded, up to its end at `mark`, and each whose summary changed; taken in slices. `live`:
-        run and summary of all live runs. `deleted`: runs that the new file of tombstones holds. `index` is step 6.
+        """Makes the checkpoint at `mark`: on return the log begins there. `changes`: each run with records that its files do
+        not hold, up to its end at `mark` or beyond it (never with a record that is not acknowledged: the log might lose
+        it), and each whose summary changed; taken in slices. `live`: run and summary of all live runs. `deleted`: runs
+        that the new file of tombstones holds. `index` is step 6.
 
         Returns how many names step 8 could not delete; a later `sweep` tries again.
         Raises StorageError (errno): the store opens as before, try again with a new mark. StoragePoisoned: a sync failed,
         or another process owns the store; nothing more may be written. StoreDamaged: the files of a run in `changes`.
-        ValueError for events that are missing, too many, or of a run that is in `deleted` too; nothing of that slice was
-        written, and no manifest."""
+        ValueError for events that are missing or of a run that is in `deleted` too; nothing of that slice was written, and
+        no manifest."""
         if self._poisoned:
             raise self._poison(self._poisoned)
         self._owed |= mark.ends
@@ -115,8 +116,7 @@ class Checkpointer:
             done = set(deleted)
             for part in _slices(changes):
                 self._write_runs([self._prepare(change, done) for change in part])
-            if missing := self._owed.keys() - done:
-                raise ValueError(f"{len(missing)} runs have records before the mark and no change: {min(missing)}")
+            self._settle_owed(done)
             if tombstone_file is not None:
                 self._write_tombstones(*tombstone_file)
             index()
@@ -129,11 +129,13 @@ class Checkpointer:
             return self._delete(mark.seq, header, deleted)
         return 1
 
-    def sweep(self) -> int:
-        """Step 8 of the last checkpoint, after an opening: what a crash did not let happen. Returns how many names could
-        not be deleted. Raises StoreDamaged (a file of tombstones is not the one that the manifest names), StorageError
-        where something cannot be read."""
-        found = read_manifest(self._disk)
+    def sweep(self, found: Manifest | None = None) -> int:
+        """Step 8 of the last checkpoint, after an opening: what a crash did not let happen. `found`: its manifest, where it
+        was read already; its live runs do not count. Returns how many names could not be deleted.
+
+        Raises StoreDamaged (a file of tombstones is not the one that the manifest names), StorageError where something
+        cannot be read."""
+        found = found or read_manifest(self._disk)
         if found is None:
             return 0
         try:
@@ -180,11 +182,24 @@ class Checkpointer:
             data, chain = runfiles.history_line(chain, line)
             blob.append(data)
             event = last
-        if event != self._owed.get(run, before.last_seq):
-            raise ValueError(f"{run}: its last event at the mark is {self._owed.get(run)}, not {event}")
+        if event < self._owed.get(run, 0):
+            raise ValueError(f"{run}: its last event at the mark is {self._owed[run]}, not {event}")
         size = before.size + sum(map(len, blob))
         after = State(last_seq=event, lines=before.lines + len(blob), size=size, chain=chain, summary=change.summary)
         return _Step(run, before, after, blob)
+
+    def _settle_owed(self, done: set[str]) -> None:
+        """Runs with records before the mark and no change: their files hold them already. They do since the last checkpoint,
+        which took what was recorded after its mark, or since one of an earlier process, which may have been killed before
+        the names were durable."""
+        folders = []
+        for run in sorted(self._owed.keys() - done):
+            state = runfiles.read_state(self._disk, run)
+            if state is None or state.last_seq < self._owed[run]:
+                raise ValueError(f"{run} has records before the mark and no change")
+            folders.append(runfiles.folder_of(run))
+        if folders:
+            self._sync_many([], ["", runfiles.FOLDER, *folders])
 
     def _write_runs(self, steps: list[_Step]) -> None:
         if not self._disk.exists(runfiles.FOLDER):

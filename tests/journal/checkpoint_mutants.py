@@ -125,6 +125,13 @@ class NothingWhereNothingIsNew(Checkpointer):
         super()._write_runs([step for step in steps if step.before != step.after])
 
 
+class TrustsNamesOfAnEarlierProcess(Checkpointer):
+    """A run with records before the mark, all of which its files hold, is passed over."""
+
+    def _settle_owed(self, done) -> None:
+        pass
+
+
 class MovesAll(Checkpointer):
     """Appends what the history holds already: no look at the event numbers."""
 
@@ -154,8 +161,8 @@ class MarkedWhereItStands(Wal):
         return False
 
 
-def with_checkpoints(kind: type[Checkpointer]) -> type[story.Store]:
-    return type(f"With{kind.__name__}", (story.Store,), {"checkpoints": kind})
+def with_checkpoints(kind: type[Checkpointer], store: type[story.Store] = story.Store) -> type[story.Store]:
+    return type(f"With{kind.__name__}", (store,), {"checkpoints": kind})
 
 
 def with_log(kind: type[Wal]) -> type[story.Store]:
@@ -269,6 +276,7 @@ MUTANTS = (
     Mutant("folders deleted before the manifest", with_checkpoints(FoldersFirst), SimDisk, crash),
     Mutant("no cut of leftovers", with_checkpoints(AppendsAtTheEnd), SimDisk, crash),
     Mutant("a run that looks right is passed over", with_checkpoints(NothingWhereNothingIsNew), SimDisk, crash),
+    Mutant("a run without news is passed over", with_checkpoints(TrustsNamesOfAnEarlierProcess, story.Eager), SimDisk, crash),
     Mutant("no skip by event number, checkpoint", with_checkpoints(MovesAll), SimDisk, crash),
     Mutant("no skip by event number, replay", ReplaysAll, SimDisk, crash),
     Mutant("a failed sync is tried again", with_checkpoints(PastAFailedSync), SimDisk, failed_sync),

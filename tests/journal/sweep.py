@@ -18,20 +18,35 @@ from .checkpoint_mutants import MUTANTS
 PARTS = max(2, os.cpu_count() or 2)
 
 
+KINDS = (story.Store, story.Eager)
+
+
 def crash(part: int) -> story.Tally:
-    return story.crash_everywhere(cap=12, shapes=400, part=(part, PARTS))
+    tally = story.Tally()
+    for kind in KINDS:
+        tally += story.crash_everywhere(kind, cap=8, shapes=100, part=(part, PARTS))
+    return tally
 
 
 def recovery(part: int) -> story.Tally:
-    return story.crash_in_recovery(every=1, part=(part, PARTS))
+    tally = story.Tally()
+    for kind in KINDS:
+        tally += story.crash_in_recovery(kind, every=3, part=(part, PARTS))
+    return tally
 
 
 def failed_sync(part: int) -> story.Tally:
-    return story.fail_each_sync(cap=6, shapes=24, part=(part, PARTS))
+    tally = story.Tally()
+    for kind in KINDS:
+        tally += story.fail_each_sync(kind, cap=4, shapes=16, part=(part, PARTS))
+    return tally
 
 
 def full(part: int) -> story.Tally:
-    return story.full_at_each_write(after=4, shapes=8, part=(part, PARTS))
+    tally = story.Tally()
+    for kind in KINDS:
+        tally += story.full_at_each_write(kind, after=3, shapes=6, part=(part, PARTS))
+    return tally
 
 
 SWEEPS: tuple[tuple[str, Callable[[int], story.Tally]], ...] = (

@@ -11,31 +11,38 @@ from .checkpoint_damage import Indexed, clean_stop, cut_every_byte, flip_every_b
 from .checkpoint_mutants import MUTANTS, Mutant
 
 
-def test_whatever_a_crash_leaves_of_a_checkpoint_opens_with_all_that_was_acknowledged_and_nothing_that_was_deleted() -> (
-    None
-):
-    tally = story.crash_everywhere()
+KINDS = pytest.mark.parametrize("kind", [story.Store, story.Eager])
+
+
+@KINDS
+def test_whatever_a_crash_leaves_of_a_checkpoint_opens_with_all_that_was_acknowledged_and_nothing_that_was_deleted(
+    kind: story.Open,
+) -> None:
+    tally = story.crash_everywhere(kind)
     print(tally)
     assert tally.points > 250
     assert len(tally.seen) > 1000
 
 
-def test_a_crash_in_what_comes_after_a_crash_is_recovered_from_in_the_same_way() -> None:
-    tally = story.crash_in_recovery(every=19)
+@KINDS
+def test_a_crash_in_what_comes_after_a_crash_is_recovered_from_in_the_same_way(kind: story.Open) -> None:
+    tally = story.crash_in_recovery(kind, every=29)
     print(tally)
-    assert tally.points > 1000
-    assert len(tally.seen) > 500
+    assert tally.points > 700
+    assert len(tally.seen) > 400
 
 
-def test_after_a_failed_sync_of_a_checkpoint_a_restart_keeps_what_was_acknowledged_f029() -> None:
-    tally = story.fail_each_sync(cap=1)
+@KINDS
+def test_after_a_failed_sync_of_a_checkpoint_a_restart_keeps_what_was_acknowledged_f029(kind: story.Open) -> None:
+    tally = story.fail_each_sync(kind, cap=1)
     print(tally)
     assert tally.points > 100
     assert len(tally.seen) > 350
 
 
-def test_a_checkpoint_on_a_full_disk_is_refused_and_made_when_there_is_space_s1_26() -> None:
-    tally = story.full_at_each_write(after=1)
+@KINDS
+def test_a_checkpoint_on_a_full_disk_is_refused_and_made_when_there_is_space_s1_26(kind: story.Open) -> None:
+    tally = story.full_at_each_write(kind, after=1)
     print(tally)
     assert tally.refusals > 40
     assert len(tally.seen) > 250
