@@ -409,9 +409,11 @@ class SealedCommit:
         self.store_id: str = journal.store_id
         self.epoch: int = journal.epoch
 
-    async def append(self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes) -> Any:
-        context = seal.record_context(run_id, expected_seq + 1)
-        return await self._journal.append(run_id, epoch, expected_seq, count, self._seal.seal(context, body))
+    async def append(
+        self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes, *, outcome: bool = False
+    ) -> Any:
+        sealed = self._seal.seal(seal.record_context(run_id, expected_seq + 1), body)
+        return await self._journal.append(run_id, epoch, expected_seq, count, sealed, outcome=outcome)
 
     async def mark(self) -> Mark:
         found: Mark = await self._journal.mark()

@@ -21,7 +21,7 @@ import msgspec
 from rpcagent import errors
 from rpcagent.policy.rules import hidden_paths
 from rpcagent.runs import events as ev
-from rpcagent.runs.decide import Action, LookUpAction, ModelAction, Rules, advance
+from rpcagent.runs.decide import Action, Advance, LookUpAction, ModelAction, Rules, advance
 from rpcagent.runs.fold import fold
 from rpcagent.runs.outcomes import LookUp, Lost, NotDone, Outcome, Report, events_of
 from rpcagent.runs.ports import Clock, Journal, Model, ModelRequest, Recorded, ToolRequest, Tools
@@ -179,16 +179,12 @@ class Actor:
         now = self._host.clock.now() if self.state is None else max(self._host.clock.now(), self.state.last_at)
         try:
             draft = self._draft(batch, now)
-        except Exception as error:  # noqa: BLE001 - a fault of ours stops this run, and no other
-            self._stop(error, batch)
-            return
-        try:
             if draft.commit is not None:
                 await self._commit(draft.commit, draft.body)
         except errors.StorageError as error:
-            self._not_recorded(error, batch)
+            await self._not_recorded(error, batch, now)
             return
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - a fault of ours stops this run, and no other
             self._stop(error, batch)
             return
         self._publish(draft)
@@ -196,8 +192,9 @@ class Actor:
             if isinstance(item, Letter):
                 item.done.set()
 
-    def _draft(self, batch: list[Mail], now: datetime) -> Draft:
-        """The next commit and the candidate state. Writes nothing, publishes nothing."""
+    def _draft(self, batch: list[Mail], now: datetime, *, outcomes_only: bool = False) -> Draft:
+        """The next commit and the candidate state. Writes nothing, publishes nothing. `outcomes_only`: nothing follows from
+        what is reported, so that it can be recorded where nothing new may begin."""
         state = self.state
         events: list[ev.AnyEvent] = []
         reported: set[tuple[str, int]] = set()
@@ -213,7 +210,10 @@ class Actor:
             events += fresh
         if state is None:
             return Draft(reported=reported)
-        following = advance(state, frozenset(self.performing.keys() - reported), self._host.rules, now)
+        if outcomes_only:
+            following = Advance(state, (), (), None)
+        else:
+            following = advance(state, frozenset(self.performing.keys() - reported), self._host.rules, now)
         events += following.append
         commit = ev.Commit(seq=self._last_seq + 1, at=now, events=tuple(events)) if events else None
         return Draft(
@@ -246,9 +246,11 @@ class Actor:
     def _last_seq(self) -> int:
         return self.state.last_seq if self.state is not None else 0
 
-    async def _commit(self, commit: ev.Commit, body: bytes) -> None:
+    async def _commit(self, commit: ev.Commit, body: bytes, *, outcome: bool = False) -> None:
         host = self._host
-        answer = await host.journal.append(self.run_id, host.rules.epoch, commit.seq - 1, len(commit.events), body)
+        answer = await host.journal.append(
+            self.run_id, host.rules.epoch, commit.seq - 1, len(commit.events), body, outcome=outcome
+        )
         if answer == "fenced":
             raise errors.StoragePoisoned("another process has opened this store; this one may not write any more")
         if answer == "conflict":
@@ -358,16 +360,31 @@ class Actor:
         self.damaged = f"a fault of the daemon; incident {incident} in the log"
         self._fail(errors.InternalError("a fault of the daemon; the run is stopped", incident=incident), batch)
 
-    def _not_recorded(self, error: errors.StorageError, batch: list[Mail]) -> None:
-        """Nothing was written. Requests are told so; outcomes are kept and tried again, before anything else."""
+    async def _not_recorded(self, error: errors.StorageError, batch: list[Mail], now: datetime) -> None:
+        """Nothing was written. Requests are told so. Outcomes have room in reserve: what happened outside must not become
+        unknown because the disk is full. Where even that is used up, they are kept, and tried again before anything else."""
+        reports: list[Mail] = [item for item in batch if isinstance(item, Report)]
+        if reports and not isinstance(error, errors.StoragePoisoned):
+            try:
+                draft = self._draft(reports, now, outcomes_only=True)
+                if draft.commit is not None:
+                    await self._commit(draft.commit, draft.body, outcome=True)
+            except errors.StorageError as again:
+                error = again
+            except Exception as fault:  # noqa: BLE001
+                self._stop(fault, batch)
+                return
+            else:
+                self._publish(draft)
+                reports = []
         if isinstance(error, errors.StoragePoisoned):
             self._fail(error, batch)
             self._host.fatal(error)
             return
         _refuse(batch, error)
-        self._kept = [item for item in batch if isinstance(item, Report)]
-        again = self._host.clock.now() + timedelta(milliseconds=RETRY_WRITE_MS)
-        self._host.published(self, None, again)
+        self._kept = reports
+        again_at = self._host.clock.now() + timedelta(milliseconds=RETRY_WRITE_MS)
+        self._host.published(self, None, again_at)
 
     def _fail(self, error: errors.RpcAgentError, batch: list[Mail]) -> None:
         self.failed = error

@@ -34,9 +34,10 @@ class Journal(Protocol):
     epoch: int
 
     async def append(
-        self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes
+        self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes, *, outcome: bool = False
     ) -> Literal["ok", "fenced", "conflict"]:
-        """Appends one commit of `count` events to a run whose last event is `expected_seq`.
+        """Appends one commit of `count` events to a run whose last event is `expected_seq`. `outcome`: it begins nothing new,
+        and may use the space that is held in reserve.
 
         Durable on return of `ok`. Raises StorageError: nothing was recorded, and the same call may be made again;
         StoragePoisoned: nothing more will be recorded by this process, and what became of the commit is not known.

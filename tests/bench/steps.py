@@ -144,7 +144,7 @@ class _NoJournal:
     store_id, epoch = "sto_bench", 1
 
     async def append(
-        self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes
+        self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes, *, outcome: bool = False
     ) -> Literal["ok", "fenced", "conflict"]:
         return "ok"
 

@@ -26,7 +26,7 @@ class Nothing:
     def now(self) -> datetime:
         return NOON
 
-    async def append(self, *_: Any) -> str:
+    async def append(self, *_: Any, **__: Any) -> str:
         return "ok"
 
 

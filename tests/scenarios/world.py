@@ -60,7 +60,7 @@ class MemoryLog:
         self.epoch += 1
         self.written, self.syncs = 0, 0
 
-    async def append(self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes) -> Any:
+    async def append(self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes, **_: Any) -> Any:
         await anyio.lowlevel.checkpoint()
         if self.state == "full":
             raise errors.StorageError("The store takes no more (ENOSPC); nothing was recorded.", errno="ENOSPC")

@@ -36,11 +36,11 @@ class _ActsFirst(_Remembering):
 
     early: dict[Action, Outcome]
 
-    async def _commit(self, commit: ev.Commit, body: bytes) -> None:
+    async def _commit(self, commit: ev.Commit, body: bytes, *, outcome: bool = False) -> None:
         published, self.state = self.state, self.draft.state
         self.early = {a: await self._outcome_now(a) for a in self.draft.perform if isinstance(a, ToolAction)}
         self.state = published
-        await super()._commit(commit, body)
+        await super()._commit(commit, body, outcome=outcome)
 
     async def _outcome_now(self, action: Action) -> Outcome:
         return await super()._outcome(action)
@@ -57,16 +57,16 @@ class EffectBeforeIntent(_Planted):
 class _SettlesLater(Actor):
     """Writes what a request did, and its recorded answer in a commit of its own."""
 
-    async def _commit(self, commit: ev.Commit, body: bytes) -> None:
+    async def _commit(self, commit: ev.Commit, body: bytes, *, outcome: bool = False) -> None:
         answers = tuple(e for e in commit.events if isinstance(e, ev.RequestSettled))
         changes = tuple(e for e in commit.events if not isinstance(e, ev.RequestSettled))
         if not answers or not changes:
-            await super()._commit(commit, body)
+            await super()._commit(commit, body, outcome=outcome)
             return
         first = replace(commit, events=changes)
-        await super()._commit(first, ev.encode(first))
+        await super()._commit(first, ev.encode(first), outcome=outcome)
         second = ev.Commit(seq=first.seq + len(changes), at=commit.at, events=answers)
-        await super()._commit(second, ev.encode(second))
+        await super()._commit(second, ev.encode(second), outcome=outcome)
 
 
 class SettledInASecondCommit(_Planted):
@@ -76,20 +76,20 @@ class SettledInASecondCommit(_Planted):
 class _ShowsFirst(_Remembering):
     """Sends the event notification, and then waits for the sync."""
 
-    async def _commit(self, commit: ev.Commit, body: bytes) -> None:
+    async def _commit(self, commit: ev.Commit, body: bytes, *, outcome: bool = False) -> None:
         published, self.state = self.state, self.draft.state
         self._host.published(self, commit, None)
         self.state = published
-        await super()._commit(commit, body)
+        await super()._commit(commit, body, outcome=outcome)
 
 
 class _ShowsAtOnce(_Remembering):
     """Takes the candidate for the state, and then waits for the sync: a status or an answer can tell."""
 
-    async def _commit(self, commit: ev.Commit, body: bytes) -> None:
+    async def _commit(self, commit: ev.Commit, body: bytes, *, outcome: bool = False) -> None:
         self.state = self.draft.state
         self.nudge()
-        await super()._commit(commit, body)
+        await super()._commit(commit, body, outcome=outcome)
 
 
 class PublishedBeforeSync(_Planted):

@@ -45,7 +45,7 @@ class OpenLog:
         self.epoch = world.epoch
         self._world = world
 
-    async def append(self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes) -> Any:
+    async def append(self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes, **_: Any) -> Any:
         return await self._world.append(run_id, epoch, expected_seq, count, body)
 
     def health(self) -> dict[str, Any]:

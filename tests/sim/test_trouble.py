@@ -47,7 +47,7 @@ class Rig:
         self.fatal: list[errors.StoragePoisoned] = []
         self.incidents: list[str] = []
 
-    async def append(self, run: str, epoch: int, expected_seq: int, count: int, body: bytes) -> Any:
+    async def append(self, run: str, epoch: int, expected_seq: int, count: int, body: bytes, **_: Any) -> Any:
         answer = self.answers.pop(0) if self.answers else "ok"
         if isinstance(answer, Exception):
             raise answer

@@ -117,7 +117,7 @@ class World:
 
     # The log
 
-    async def append(self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes) -> str:
+    async def append(self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes, **_: Any) -> str:
         await self.point("append: nothing written")
         self.appends += 1
         if self.appends in self.plan.full:
