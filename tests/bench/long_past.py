@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from typing import Any
@@ -16,8 +17,8 @@ def start_up(scratch: Scratch, runs: int, records: int, rounds: int) -> list[Row
     store = store_with_past(scratch, runs, records)
     with_past, without = [], []
     for _ in range(rounds):
-        without.append(_cpu_to_answer(Daemon(scratch, scratch.fresh("empty"))))
-        with_past.append(_cpu_to_answer(Daemon(scratch, store)))
+        without.append(_cpu_to_answer(Daemon(scratch, scratch.fresh("empty")), {}))
+        with_past.append(_cpu_to_answer(Daemon(scratch, store), {"completed": runs}))
     some = f"{runs * records:,} records of {runs:,} ended runs"
     most = Target(sign="<=", number=1)
     row = beside(f"CPU from spawn to status, {some}", "s", with_past, without, most)
@@ -25,10 +26,11 @@ def start_up(scratch: Scratch, runs: int, records: int, rounds: int) -> list[Row
     return [row, log, Row(figure="of that store: bytes in all", value=size_of(store) / 2**20, unit="MB")]
 
 
-def _cpu_to_answer(daemon: Daemon) -> float:
+def _cpu_to_answer(daemon: Daemon, counts: dict[str, int]) -> float:
     with daemon:
-        daemon.ask(STATUS)
+        answer = daemon.ask(STATUS)
         used = daemon.cpu_now_s()
+        assert json.loads(answer)["result"]["counts"] == counts
         daemon.close()
     return used
 

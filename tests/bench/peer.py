@@ -115,6 +115,7 @@ class Peer:
         return int(status.partition("VmRSS:")[2].split()[0])
 
     def kill(self) -> None:
+        """Nothing where it has ended."""
         self._process.kill()
         self._end()
 
@@ -139,8 +140,7 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process.returncode is None:
-            self.kill()
+        self.kill()
 
 
 class Daemon(Peer):
