@@ -10,7 +10,6 @@ from . import checkpoint_story as story
 from .checkpoint_damage import Indexed, clean_stop, cut_every_byte, flip_every_byte, killed, lose_each_file
 from .checkpoint_mutants import MUTANTS, Mutant
 
-
 KINDS = pytest.mark.parametrize("kind", [story.Store, story.Eager])
 
 

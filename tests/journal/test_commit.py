@@ -345,3 +345,93 @@ def test_in_a_forked_child_the_port_refuses_instead_of_waiting_for_a_thread_that
         await journal.close()
 
     run(story())
+
+
+@pytest.mark.parametrize("port", [GroupCommit, DirectCommit])
+def test_a_mark_comes_after_what_was_handed_over_before_it_and_before_what_comes_later(port: Any) -> None:
+    disk = SimDisk()
+
+    async def story() -> None:
+        journal = port(log_on(disk))
+        calls = [
+            journal.append("a", 1, 0, 1, b"1"),
+            journal.append("b", 1, 0, 1, b"2"),
+            journal.mark(),
+            journal.append("a", 1, 1, 1, b"3"),
+            journal.mark(),
+        ]
+        one, two, first, three, second = await asyncio.gather(*calls)
+        assert (one, two, three) == ("ok", "ok", "ok")
+        assert (first.seq, first.ends) == (3, {"a": 1, "b": 1})
+        assert (second.seq, second.ends) == (4, {"a": 2})
+        assert journal.tail == (disk.size("wal/0000000000000005.jsonl"), 0)
+        assert await journal.append("a", 1, 2, 1, b"4") == "ok"
+        assert journal.tail == (disk.size("wal/0000000000000005.jsonl"), 1)
+        await journal.close()
+
+    run(story())
+    assert [body for *_, body in recorded(disk)] == [b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("port", [GroupCommit, DirectCommit])
+def test_a_mark_that_cannot_be_made_says_whether_to_try_again_s1_26_f029(port: Any) -> None:
+    disk = FaultyDisk()
+
+    async def story() -> None:
+        journal = port(log_on(disk))
+        await journal.append("a", 1, 0, 1, b"1")
+        disk.plan = {("create", "wal/"): errno.ENOSPC}
+        with pytest.raises(errors.StorageError) as caught:
+            await journal.mark()
+        assert caught.value.data == {"code": "STORAGE", "retryable": True, "errno": "ENOSPC"}
+        disk.plan = {("syncdir", "wal"): errno.EIO}
+        for _ in range(2):
+            with pytest.raises(errors.StoragePoisoned):
+                await journal.mark()
+        with pytest.raises(errors.StoragePoisoned):
+            await journal.append("a", 1, 1, 1, b"1")
+        await journal.close()
+
+    run(story())
+
+
+def test_what_a_cancelled_mark_would_have_told_the_next_one_tells() -> None:
+    disk = GatedDisk()
+
+    async def story() -> None:
+        journal = GroupCommit(log_on(disk))
+        disk.gate.clear()
+        disk.reached.clear()
+        first = asyncio.ensure_future(journal.append("a", 1, 0, 1, b"1"))
+        await asyncio.sleep(0)
+        marks = [asyncio.ensure_future(journal.mark()) for _ in range(2)]
+        await until(disk.reached)
+        for mark in marks:
+            mark.cancel()
+        await asyncio.sleep(0)
+        disk.gate.set()
+        assert await first == "ok"
+        assert await journal.append("b", 1, 0, 1, b"1") == "ok"
+        told = await journal.mark()
+        assert (told.seq, told.ends) == (3, {"a": 1, "b": 1})
+        assert (await journal.mark()).ends == {}
+        await journal.close()
+
+    run(story())
+
+
+def test_a_fault_of_ours_in_a_mark_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        wal = log_on(SimDisk())
+        journal = GroupCommit(wal)
+
+        def broken() -> None:
+            raise RuntimeError("ours")
+
+        monkeypatch.setattr(wal, "mark", broken)
+        with pytest.raises(errors.StoragePoisoned):
+            await journal.mark()
+        assert journal.health()["state"] == "poisoned"
+        await journal.close()
+
+    run(story())
