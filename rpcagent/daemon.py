@@ -331,6 +331,8 @@ class Daemon:
     def _health(self) -> dict[str, Any]:
         store = self._store
         journal = store.journal.health() if store is not None else {}
+        if self._lock is not None and not self._lock.held() and journal.get("state") != "poisoned":
+            journal |= {"state": "poisoned", "errno": "ESTALE"}  # it was taken away; the next commit would find out
         return {
             "status": "ok" if journal.get("state") == "ok" else journal.get("state", "closed"),
             "version": __version__,

@@ -7,7 +7,6 @@ durable. Does not know: the wire, or what models and tools there are.
 from __future__ import annotations
 
 import gc
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rpcagent import __version__, errors
-from rpcagent.journal import checkpoint, seal
+from rpcagent.journal import checkpoint, reserve, seal
 from rpcagent.journal.archive import FileArchive, SealedCommit, opened_summary
 from rpcagent.journal.commit import GroupCommit
 from rpcagent.journal.disk import Fence, RealDisk
@@ -109,7 +108,7 @@ async def open_store(
     gc.disable()  # as in the command line: what is replayed stays
     try:
         await archive.prepare()
-        keeper = Keeper(supervisor, **_limits())
+        keeper = Keeper(supervisor)
         if manifest is not None:
             _take_in(supervisor, keeper, manifest, opening)
         await supervisor.replay(records)
@@ -136,6 +135,7 @@ def _open_log(disk: RealDisk, manifest: Manifest | None, lock: Fence | None) -> 
         base=manifest.base if manifest is not None else None,
         store_id=manifest.store_id if manifest is not None else None,
         least_epoch=manifest.epoch if manifest is not None else 0,
+        reserve_bytes=reserve.BYTES,
     )
 
 
@@ -153,9 +153,3 @@ def _take_in(supervisor: Supervisor, keeper: Keeper, manifest: Manifest, opening
     supervisor.roster.counts.update(manifest.ended)
     for run_id, raw in manifest.live.items():
         supervisor.park(run_id, opened_summary(opening, run_id, raw))
-
-
-def _limits() -> dict[str, int]:
-    """How long the log may become before it is moved away: for tests, which do not have days."""
-    given = os.environ.get("RPCAGENT_CHECKPOINT_RECORDS", "")
-    return {"records": int(given)} if given.isascii() and given.isdigit() and int(given) > 0 else {}

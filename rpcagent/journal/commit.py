@@ -49,8 +49,11 @@ class GroupCommit:
         self._thread = threading.Thread(target=self._work, name="rpcagent-journal", daemon=True)
         self._thread.start()
 
-    async def append(self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes) -> Outcome:
+    async def append(
+        self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes, *, outcome: bool = False
+    ) -> Outcome:
         """Records `count` events of a run after its event `expected_seq`; `body` is one JSON value without a newline.
+        `outcome`: on a full disk it may use what is held in reserve.
 
         `ok`: durable. `fenced`: `epoch` is not that of this opening; nothing was recorded. `conflict`: the last event of
         the run is another one; nothing was recorded. A run that the log does not hold is taken as it comes.
@@ -58,7 +61,7 @@ class GroupCommit:
         A cancelled call leaves its record on its way: it will be durable, or not, as if the call had been killed.
         Raises ValueError for a body or a name that cannot be recorded, StorageError (nothing was recorded, try again),
         StoragePoisoned (not known; for good, and for every later call)."""
-        item = Item(run_id, expected_seq + 1, count, body)
+        item = Item(run_id, expected_seq + 1, count, body, outcome)
         self._refuse_if_over()
         if epoch != self.epoch:
             return "fenced"
@@ -166,9 +169,11 @@ class DirectCommit:
         self.epoch = wal.epoch
         self._wal = wal
 
-    async def append(self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes) -> Outcome:
+    async def append(
+        self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes, *, outcome: bool = False
+    ) -> Outcome:
         """As `GroupCommit.append`. Never suspends."""
-        item = Item(run_id, expected_seq + 1, count, body)
+        item = Item(run_id, expected_seq + 1, count, body, outcome)
         if self._wal.state == "poisoned":
             raise self._wal.over()
         if epoch != self.epoch:
@@ -217,11 +222,31 @@ def _record(wal: Wal, items: Sequence[Item]) -> list[_Answer]:
         answers.append("ok")
     try:
         wal.append(fresh)
-    except errors.StorageError as error:
+    except errors.StoragePoisoned as error:
         return [error] * len(items)
+    except errors.StorageError as error:
+        return _outcomes_alone(wal, items, answers, error)
     except Exception as cause:  # noqa: BLE001 - a fault of ours must leave nobody waiting, and nothing acknowledged
         return [_fault(wal, cause)] * len(items)
     return answers
+
+
+def _outcomes_alone(
+    wal: Wal, items: Sequence[Item], answers: list[_Answer], error: errors.StorageError
+) -> list[_Answer]:
+    """There is no room. What has happened outside is recorded from the reserve; all others are told."""
+    chosen = [item.outcome and answer == "ok" for item, answer in zip(items, answers, strict=True)]
+    blocked = {item.run for item, choose in zip(items, chosen, strict=True) if not choose}
+    chosen = [choose and item.run not in blocked for item, choose in zip(items, chosen, strict=True)]
+    if not any(chosen):
+        return [error] * len(items)
+    try:
+        wal.append_outcomes([item for item, choose in zip(items, chosen, strict=True) if choose])
+    except errors.StorageError as again:
+        return [again] * len(items)
+    except Exception as cause:  # noqa: BLE001 - as above
+        return [_fault(wal, cause)] * len(items)
+    return ["ok" if choose else error for choose in chosen]
 
 
 def _mark(wal: Wal) -> Mark | errors.StorageError:

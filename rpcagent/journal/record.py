@@ -48,12 +48,14 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """A commit to be recorded. Raises ValueError if it could not be read back as it is."""
+    """A commit to be recorded. `outcome`: on a full disk it may use what is held in reserve. Raises ValueError if it could
+    not be read back as it is."""
 
     run: str
     first: int
     count: int
     body: bytes
+    outcome: bool = False
 
     def __post_init__(self) -> None:
         if _RUN.fullmatch(self.run) is None:

@@ -36,6 +36,7 @@ from rpcagent import errors
 from rpcagent.journal import opening, record, tail
 from rpcagent.journal.opening import stranger_in
 from rpcagent.journal.record import Entry, Item
+from rpcagent.journal.reserve import Reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -99,6 +100,7 @@ class Wal:
         self._format = record.FORMAT  # of the current segment
         self._slot = 0  # the one to write next: never the one that holds the better watermark
         self._greeting: record.Opening | None = None
+        self._reserve = Reserve(disk, 0)
 
     @classmethod
     def open(
@@ -113,13 +115,15 @@ class Wal:
         base: Base | None = None,
         store_id: str | None = None,
         least_epoch: int = 0,
+        reserve_bytes: int = 0,
     ) -> Wal:
         """Opens the store, or makes one in an empty folder. All segments are checked; on return everything that
         `entries` will yield is durable, and so is the new epoch. `at` is a time for the record of this opening, which
         goes out with the first append: a clean store opens on a full disk, and a mere look changes no segment.
 
         `base`, `store_id` and `least_epoch` (its `epoch`) are those of the manifest, where there is one: the log begins
-        after `base`, and older segments, which a checkpoint did not get to delete, are deleted last.
+        after `base`, and older segments, which a checkpoint did not get to delete, are deleted last. `reserve_bytes` of the
+        disk are held for `append_outcomes`.
 
         Raises StoreDamaged (file, offset, reason; nothing was changed), StoreTooNew, StorageError where something could
         not be read or written (try again), StoragePoisoned where a sync failed."""
@@ -129,6 +133,8 @@ class Wal:
         except OSError as error:
             name = _name_of(error)
             raise errors.StorageError(f"The store cannot be opened ({name}); nothing was lost.", errno=name) from error
+        wal._reserve = Reserve(disk, reserve_bytes)
+        wal._reserve.take()
         return wal
 
     def entries(self) -> Iterator[Entry]:
@@ -160,18 +166,34 @@ class Wal:
             raise self.over()
         if not items:
             return
+        if self._reserve.spent and not self._reserve.restore():
+            raise self._refuse()
+        self._try(items, may_rotate=True)
+
+    def append_outcomes(self, items: Sequence[Item]) -> None:
+        """As `append`, where that found no room: into the space that is held in reserve. Until it is held again, the log
+        stays full."""
+        if self.state == "poisoned":
+            raise self.over()
+        why = self.errno
+        self._reserve.give_back()  # what it held may have been given back before, and not be used up
+        self._try(items, may_rotate=False)
+        if self._reserve.spent:
+            self.state, self.errno = "full", why
+
+    def _try(self, items: Sequence[Item], *, may_rotate: bool) -> None:
         try:
-            self._append(items)
+            self._append(items, may_rotate)
         except errors.StorageError:
             raise
         except BaseException:  # an interrupt, no memory: what stands in the file is not known
             self.poison("EINTR")
             raise
 
-    def _append(self, items: Sequence[Item]) -> None:
+    def _append(self, items: Sequence[Item], may_rotate: bool) -> None:
         self._check_ownership()
         blob, at = self._encode(items)
-        if self._size + len(blob) > self._segment_bytes and self._holds_records():
+        if may_rotate and self._size + len(blob) > self._segment_bytes and self._holds_records():
             self._rotate()
         try:
             self._disk.write(self._segment, self._size, blob)
@@ -280,6 +302,9 @@ class Wal:
 
     def _full(self, cause: OSError) -> errors.StorageError:
         self.state, self.errno = "full", _name_of(cause)
+        return self._refuse()
+
+    def _refuse(self) -> errors.StorageError:
         return errors.StorageError(f"The store takes no more ({self.errno}); nothing was recorded.", errno=self.errno)
 
     def _sync(self, name: str, *, full: bool = False) -> None:

@@ -37,11 +37,12 @@ _SLICE = 64
 class Keeper:
     """`records` and `size` (in bytes): the length of the log that asks for a checkpoint."""
 
-    def __init__(self, supervisor: Supervisor, *, records: int = TAIL_RECORDS, size: int = TAIL_BYTES) -> None:
+    def __init__(self, supervisor: Supervisor, *, records: int | None = None, size: int | None = None) -> None:
         self._supervisor = supervisor
         self._roster = supervisor.roster
         self._archive = supervisor.archive
-        self._records, self._size = records, size
+        self._records = TAIL_RECORDS if records is None else records
+        self._size = TAIL_BYTES if size is None else size
         self.ended: Counter[str] = Counter()
         """Runs in the archive that have ended, by status."""
         self.deleted: list[str] = []
