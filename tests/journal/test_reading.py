@@ -232,3 +232,13 @@ def test_a_follower_stops_at_damage_in_what_was_acknowledged():
     with pytest.raises(errors.StoreDamaged) as caught:
         list(follower.poll())
     assert caught.value.details["reason"] == "record 3 is acknowledged and not there"
+
+
+def test_a_follower_passes_over_what_the_next_segment_supersedes():
+    owner = Owner()
+    owner.record(200)
+    owner.record(200)
+    (old, _), (_, first), *_ = reading.segments_of(owner.disk)
+    stray, _ = record.commit_line(first, first, 0, record.Item("stray", 1, 1, b"1"))
+    owner.disk.write(old, owner.disk.size(old), stray)
+    assert "stray" not in {line.run for line in reading.Follower(owner.disk).poll() if not isinstance(line, range)}
