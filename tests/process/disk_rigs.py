@@ -8,7 +8,8 @@ disk. Does not know: what a test makes of it. Each rig leaves the rest of the da
 fails; of a write, half of the data is in the file by then. `--no-sync`: nothing is made durable, and nobody is told.
 `--fill FOLDER`: each end of the log is met once by a file system without room: FOLDER, on the same one, gets a file that
 takes all that is left. `--retry MS`: what could not be recorded, or opened, is tried again after so long.
-`--segment-bytes N`: a segment of the log takes no more. `--slow-sync MS`: each sync of a log segment takes so much longer.
+`--segment-bytes N`: a segment of the log takes no more. `--checkpoint-every N`: the log is moved to the files of runs when it
+has so many records. `--slow-sync MS`: each sync of a log segment takes so much longer.
 `--wall-clock FILE`: the wall clock is off by the seconds that stand in FILE, as often as that changes.
 `--store-id ID`: a new store gets this one, and so all names in it are known beforehand.
 `--trace JSON`: strace with these arguments is attached before the store is touched; with `--trace-open` after it was opened.
@@ -31,13 +32,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rpcagent import daemon
+from rpcagent import daemon, store
 from rpcagent.journal.commit import GroupCommit
 from rpcagent.journal.disk import RealDisk
 from rpcagent.journal.wal import Wal
-from rpcagent.runs import engine
+from rpcagent.runs import engine, keeper
 
-READS = {"names", "exists", "read", "read_at", "release", "close", "disarm"}
+READS = {"names", "exists", "read", "read_at", "size", "release", "close", "disarm"}
 SYNCS = {"sync", "sync_full", "syncdir", "sync_many"}
 LOG = "wal/"
 FILLER = "filler"
@@ -55,6 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fill", type=Path)
     parser.add_argument("--retry", type=int, metavar="MS")
     parser.add_argument("--segment-bytes", type=int)
+    parser.add_argument("--checkpoint-every", type=int, metavar="RECORDS")
     parser.add_argument("--slow-sync", type=float, metavar="MS")
     parser.add_argument("--wall-clock", type=Path)
     parser.add_argument("--store-id")
@@ -76,6 +78,10 @@ def set_up(options: argparse.Namespace) -> None:
     if options.retry is not None:
         assert engine.RETRY_WRITE_MS > 0 and daemon.LOCK_RETRY_S > 0
         engine.RETRY_WRITE_MS, daemon.LOCK_RETRY_S = options.retry, options.retry / 1_000
+    if options.checkpoint_every is not None:
+        limits = keeper.Keeper.__init__.__kwdefaults__
+        assert limits["records"] == keeper.TAIL_RECORDS
+        limits["records"] = options.checkpoint_every
     if options.segment_bytes is not None:
         defaults = Wal.open.__func__.__kwdefaults__  # type: ignore[attr-defined]
         assert "segment_bytes" in defaults
@@ -85,7 +91,7 @@ def set_up(options: argparse.Namespace) -> None:
     if options.wall_clock is not None:
         shift_clock(options.wall_clock)
     if options.store_id is not None:
-        daemon.secrets = SimpleNamespace(token_hex=lambda _bytes: options.store_id)  # type: ignore[assignment]
+        store.secrets = SimpleNamespace(token_hex=lambda _bytes: options.store_id)  # type: ignore[assignment]
     if options.trace is not None:
         trace(options.trace, opened=options.trace_open)
 
@@ -146,8 +152,12 @@ def fill(folder: Path) -> None:
         if name.startswith(LOG) and name.endswith(".jsonl") and (name, offset) not in met:
             met.add((name, offset))
             take_all(folder / f"{FILLER}.tmp")
-            (folder / f"{FILLER}.tmp").rename(folder / FILLER)
-        original(disk, name, offset, data)
+            try:
+                original(disk, name, offset, data)
+            finally:  # whoever sees it by its name knows that the write was tried
+                (folder / f"{FILLER}.tmp").rename(folder / FILLER)
+        else:
+            original(disk, name, offset, data)
 
     _wrap("write", around)
 
@@ -185,12 +195,14 @@ def shift_clock(file: Path) -> None:
         return float(file.read_text())
 
     class Shifted(datetime):
+        fromisoformat = datetime.fromisoformat  # type: ignore[assignment]
+
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz) + timedelta(seconds=off())
 
     true_time = time.time
-    daemon.datetime = Shifted  # type: ignore[misc]
+    store.datetime = Shifted  # type: ignore[misc]
     time.time = lambda: true_time() + off()
 
 

@@ -60,7 +60,6 @@ class OnFullDisk:
         self._filler = place / FILLER
         self._log = place / "store" / "wal"
         self._spacers = 0
-        self._relieved_at = -1
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """The request is refused as often as the disk is full, and then its very key succeeds."""
@@ -76,8 +75,7 @@ class OnFullDisk:
         end = time.monotonic() + WAIT_S
         while not condition(shown := self.daemon.call("status", runId=run_id)):
             assert time.monotonic() < end, shown
-            journal = self.daemon.call("status")["journal"]
-            if journal["state"] == "full" and journal["records"] > self._relieved_at:  # not still, but again
+            if self._filler.exists() and self.daemon.call("status")["status"] == "full":
                 assert [one["kind"] for one in shown["approvals"]] == []
                 self._relieve("of its own")
             else:
@@ -101,7 +99,6 @@ class OnFullDisk:
         health = self.daemon.call("status")
         assert (health["status"], health["journal"]["state"], health["journal"]["errno"]) == ("full", "full", "ENOSPC")
         self.met[met] += 1
-        self._relieved_at = health["journal"]["records"]
         self._filler.unlink()
 
 
@@ -184,3 +181,36 @@ def test_a_restart_on_a_full_disk_shows_all_there_is_and_goes_on_when_there_is_r
         daemon.until(run_id, paid)
         look(daemon, run_id)
     assert seen(service, f"asked {LONG}") == Seen(1, 1)
+
+
+@pytest.mark.parametrize("room", ["before the restart", "after it"])
+@pytest.mark.parametrize("effect", ["at_most_once", "idempotent"])
+def test_an_outcome_that_is_known_when_kill_9_meets_a_full_disk_stays_known_f025(
+    service: CountingService, nursery: Nursery, place: Path, tmp_path: Path, effect: Effect, room: str
+):
+    """The store keeps room back for what became of effects."""
+    with nursery.daemon(place / "store", log=tmp_path / "log") as daemon:
+        daemon.listen()
+        service.park("after_effect")
+        params = {"agent": payment(service, effect, "paid"), "input": ""}
+        run_id = daemon.call("start", clientRequestId="paid", **params)["runId"]
+        service.wait_parked(20)
+        take_all(place / FILLER)
+        with refused("STORAGE") as caught:
+            daemon.call("start", clientRequestId="other", agent=params["agent"], input=LONG, drive="manual")
+        assert caught[0].data == NO_ROOM
+        service.release()
+        daemon.until(run_id, lambda shown: step_of(shown)["status"] == "completed")
+        assert daemon.call("status")["status"] == "full"
+        daemon.kill()
+    if room == "before the restart":
+        (place / FILLER).unlink()
+    with nursery.daemon(place / "store", log=tmp_path / "log") as daemon:
+        daemon.listen()
+        shown = daemon.call("status", runId=run_id)
+        assert (step_of(shown)["status"], shown["approvals"]) == ("completed", [])
+        (place / FILLER).unlink(missing_ok=True)
+        daemon.until(run_id, paid)
+        look(daemon, run_id)
+        assert daemon.call("start", clientRequestId="paid", **params)["replayed"] is True
+    assert seen(service, f"paid {LONG}") == Seen(1, 1)
