@@ -9,6 +9,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from types import SimpleNamespace
 
+from msgspec import Raw
+from msgspec.structs import replace
+
 from rpcagent.errors import StoreDamaged
 from rpcagent.runs.ports import Checkpoint, Due, Mark, Recorded, T
 from rpcagent.runs.summary import Summary
@@ -45,7 +48,11 @@ class MemoryArchive:
             if known:
                 raise StoreDamaged("the history of the run is missing", runs=[run_id])
             return None
-        return fold(record.body for record in self.histories[run_id]), self.summaries[run_id][0]
+        return fold(record.body for record in self.histories[run_id]), self._heads(run_id)
+
+    def _heads(self, run_id: str) -> Summary:
+        heads, body = self.summaries[run_id]
+        return replace(heads, body=Raw(body))
 
     async def records(self, run_id: str, after_seq: int) -> list[Recorded]:
         return [record for record in self.histories.get(run_id, ()) if record.last > after_seq]
@@ -54,7 +61,7 @@ class MemoryArchive:
         self, place: int, limit: int, *, namespace: str | None, agent: str | None, statuses: Collection[str]
     ) -> list[tuple[str, Summary]]:
         found = [
-            (run_id, heads)
+            (run_id, self._heads(run_id))
             for run_id, (heads, _) in self.summaries.items()
             if heads.ended_at is not None
             and heads.place >= place
