@@ -27,6 +27,8 @@ from rpcagent.journal.access import secure
 from rpcagent.journal.blobs import Blobs
 from rpcagent.journal.disk import StoreLock, make_store_folder
 from rpcagent.journal.opening import stranger_in
+from rpcagent.journal.seal import AesGcm, Plain, Seal
+from rpcagent.keys import KeyRing
 from rpcagent.log import Log
 from rpcagent.models.catalog import Catalog
 from rpcagent.rpc import wire
@@ -57,13 +59,14 @@ MAX_BATCH_BYTES = 16 << 20
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Where the store is, what the default workspace is, how long `serve` waits for the lock (in seconds), what the
-    configuration says, and whether runs are only looked at: `hold` lets nothing begin."""
+    configuration says, whether runs are only looked at: `hold` lets nothing begin, and what opens and seals an encrypted store."""
 
     store: Path
     workspace: Path
     lock_wait_s: float = 6.0
     config: FileConfig = EMPTY
     hold: bool = False
+    keys: KeyRing | None = None
 
 
 def default_store(workspace: Path) -> Path:
@@ -88,6 +91,7 @@ class Daemon:
         self._session: Session | None = None
         self._store_error: errors.RpcAgentError | None = None
         self._store: Store | None = None
+        self._seal: Seal = Plain()
         self._registry: Registry | None = None
         self._agents: Agents | None = None
         self._lock: StoreLock | None = None
@@ -173,6 +177,7 @@ class Daemon:
             self._config.store,
             self._lock,
             self._supervise,
+            sealing=self._sealing,
             retention=retention_of(self._config.config.retention),
             note=self._log.warning,
         )
@@ -186,12 +191,18 @@ class Daemon:
         if not self._config.hold:
             self._group.start_soon(store.keeper.keep)
 
+    def _sealing(self, store_id: str) -> Seal:
+        self._seal = Plain() if self._config.keys is None else AesGcm(self._config.keys, store_id)
+        return self._seal
+
     def _supervise(self, journal: Journal, archive: Archive, clock: Clock) -> Supervisor:
         store = str(self._config.store)
         registry = self._registry = Registry(
             store=store,
             on_fault=self._fault,
-            servers={"shell": Shell(store, blobs=Blobs(self._config.store / "blobs"), progress=self._output)},
+            servers={
+                "shell": Shell(store, blobs=Blobs(self._config.store / "blobs", self._seal), progress=self._output)
+            },
             on_note=self._note,
         )
         agents = self._agents = Agents(self._config.config, self._catalog, registry)

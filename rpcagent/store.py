@@ -18,6 +18,7 @@ from typing import Any
 from rpcagent import __version__, errors
 from rpcagent.journal import checkpoint, reserve, seal
 from rpcagent.journal.archive import FileArchive, SealedCommit, opened_summary
+from rpcagent.journal.blobs import Blobs
 from rpcagent.journal.commit import GroupCommit
 from rpcagent.journal.disk import Fence, RealDisk
 from rpcagent.journal.manifest import Manifest
@@ -101,7 +102,15 @@ async def open_store(
     journal = GroupCommit(wal)
     port: Any = journal if opening.kid is None else SealedCommit(journal, opening)
     archive = FileArchive(
-        folder, journal, manifest, app=__version__, lock=lock, seal=opening, retention=retention, note=note
+        folder,
+        journal,
+        manifest,
+        app=__version__,
+        lock=lock,
+        seal=opening,
+        retention=retention,
+        blobs=Blobs(folder / "blobs", opening),
+        note=note,
     )
     clock = SystemClock()
     supervisor = build(port, archive, clock)

@@ -85,6 +85,24 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
+def add_keys(parser: argparse._ActionsContainer) -> None:
+    """The options of a store that is encrypted. Keys are named, never given: a command line is no secret."""
+    parser.add_argument(
+        "--encryption-key",
+        metavar="REF",
+        help="encrypt what runs hold (payloads; ids, status, labels, sizes and times stay readable) with this key: file:PATH, "
+        "env:NAME or keyring:SERVICE/NAME. `rpcagent key new FILE` makes one. Keep it apart from the store, and keep a copy: "
+        "without it what is encrypted is lost",
+    )
+    parser.add_argument(
+        "--old-encryption-key",
+        action="append",
+        default=[],
+        metavar="REF",
+        help="a key that the store was encrypted with before; may be repeated. It opens, and never encrypts",
+    )
+
+
 AddCommand = Callable[[str, str, str], argparse.ArgumentParser]
 """(name, purpose, description) -> its parser."""
 
@@ -154,6 +172,7 @@ def _command(command: AddCommand, name: str, purpose: str, about: str) -> argpar
     place.add_argument("--workspace", type=Path, metavar="DIR", help="what the agent works on (default: here)")
     place.add_argument("--config", type=Path, metavar="FILE", help="the configuration, trusted by naming it")
     place.add_argument("--trust-workspace", action="store_true", help="use the workspace's rpcagent.toml as it is")
+    add_keys(place)
     return parser
 
 

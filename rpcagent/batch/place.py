@@ -24,6 +24,8 @@ class Place:
     workspace: Path | None = None
     config: Path | None = None
     trust_workspace: bool = False
+    encryption_key: str | None = None
+    old_encryption_keys: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Place:
@@ -32,12 +34,18 @@ class Place:
             workspace=options.workspace,
             config=options.config,
             trust_workspace=options.trust_workspace,
+            encryption_key=options.encryption_key,
+            old_encryption_keys=tuple(options.old_encryption_key),
         )
 
     @property
     def flags(self) -> list[str]:
         named = (("--store", self.store), ("--workspace", self.workspace), ("--config", self.config))
         given = [part for flag, path in named if path is not None for part in (flag, str(path))]
+        if self.encryption_key is not None:
+            given += ["--encryption-key", self.encryption_key]
+        for reference in self.old_encryption_keys:
+            given += ["--old-encryption-key", reference]
         return [*given, "--trust-workspace"] if self.trust_workspace else given
 
     def hint(self, *words: str) -> str:

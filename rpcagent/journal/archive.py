@@ -10,10 +10,12 @@ own, and the event loop waits for neither.
 from __future__ import annotations
 
 import threading
+import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +27,7 @@ from msgspec.structs import replace
 
 from rpcagent import errors
 from rpcagent.journal import runfiles, seal
+from rpcagent.journal.blobs import GRACE_S, Blobs
 from rpcagent.journal.checkpoint import Change, Checkpointer
 from rpcagent.journal.disk import Fence, RealDisk
 from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable
@@ -92,6 +95,7 @@ class FileArchive:
         lock: Fence | None,
         seal: seal.Seal,
         retention: Retention,
+        blobs: Blobs,
         note: Callable[[str], None],
     ) -> None:
         self._folder = folder
@@ -99,6 +103,7 @@ class FileArchive:
         self._app = app
         self._seal = seal
         self._retention = retention
+        self._blobs = blobs
         self._note = note
         self._seq = manifest.base.seq if manifest is not None else 0
         self._ended: Mapping[str, int] = manifest.ended if manifest is not None else {}
@@ -238,9 +243,12 @@ class FileArchive:
             return None
         return Due(run_id=run_id, heads=heads, reason=reason)
 
-    async def blobs(self) -> set[str]:
-        """The digests that runs refer to which have ended."""
-        return await self._look_up(lambda index: set(index.blobs())) if self._any else set()
+    async def collect_blobs(self, referenced: Collection[str], oldest_step_s: float) -> int:
+        ended = await self._look_up(lambda index: set(index.blobs())) if self._any else set()
+        needed = {*referenced, *ended}
+        grace_s = max(GRACE_S, oldest_step_s)
+        work = partial(self._blobs.collect, needed, now=time.time(), grace_s=grace_s)
+        return len(await anyio.to_thread.run_sync(work, limiter=self._saving))
 
     # The index
 
@@ -290,7 +298,7 @@ class FileArchive:
             except (errors.StoreDamaged, errors.Incompatible, ValueError):
                 self._note(f"run {run_id} is not listed: its files are damaged; `rpcagent verify` tells more")
                 continue
-            if state is not None and (row := _row(run_id, state, summary.decode(state.summary))) is not None:
+            if state is not None and (row := ended_row(run_id, state, summary.decode(state.summary))) is not None:
                 yield row
 
     # Saving
@@ -358,7 +366,7 @@ class FileArchive:
     def _new_rows(self, filed: Iterable[Any]) -> Iterator[Ended]:
         for one in filed:
             state = runfiles.read_state(self._writer, one.run_id)
-            if state is not None and (row := _row(one.run_id, state, one.heads)) is not None:
+            if state is not None and (row := ended_row(one.run_id, state, one.heads)) is not None:
                 yield row
 
     def _names(self, folder: str) -> list[str]:
@@ -378,7 +386,7 @@ def opened_summary(sealed: seal.Seal, run_id: str, raw: bytes) -> Summary:
     return replace(heads, body=Raw(body))
 
 
-def _row(run_id: str, state: State, heads: Summary) -> Ended | None:
+def ended_row(run_id: str, state: State, heads: Summary) -> Ended | None:
     if heads.ended_at is None:
         return None
     return Ended(

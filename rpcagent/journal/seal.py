@@ -236,7 +236,7 @@ class AesGcm:
             if key is None:
                 known = ", ".join(self._keyring.kids)
                 raise KeyMissing(
-                    f"This payload is sealed with the key {kid}, and the keys given are {known}. Name it with --old-key.",
+                    f"This payload is sealed with the key {kid}, and the keys given are {known}. Name it with --old-encryption-key.",
                     kid=kid,
                     context=context,
                 )
@@ -287,7 +287,7 @@ def _named(kid: Callable[[bytes], str | None], context: str, sealed: bytes) -> s
 def _refuse(kid: str | None, context: str) -> None:
     if kid is not None:
         raise KeyMissing(
-            f"This store is encrypted, with the key {kid}. Name it with --key file:PATH, env:NAME or keyring:SERVICE/NAME.",
+            f"This store is encrypted, with the key {kid}. Name it with --encryption-key file:PATH, env:NAME or keyring:SERVICE/NAME.",
             kid=kid,
             context=context,
         )

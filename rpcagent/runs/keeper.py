@@ -29,6 +29,9 @@ TAIL_BYTES = 4 << 20
 IDLE_RECORDS = 256
 IDLE_S = 5.0
 """A daemon that has nothing to do for so long moves as few as `IDLE_RECORDS`."""
+TIDY_S = 3_600.0
+FIRST_TIDY_S = 30.0
+"""What retention lets go is deleted so often, and for the first time so soon after a start."""
 AGAIN_S = 30.0
 """After a checkpoint that could not be written."""
 _SLICE = 64
@@ -61,7 +64,7 @@ class Keeper:
     async def keep(self) -> None:
         """For as long as the daemon runs."""
         await self._attempt(self._archive.settle)
-        seen = -1
+        seen, tidied = -1, anyio.current_time() - TIDY_S + FIRST_TIDY_S
         while True:
             with anyio.move_on_after(IDLE_S):
                 await self._supervisor.recorded_much(lambda: self.due)
@@ -71,6 +74,9 @@ class Keeper:
                 if self.trouble is not None:
                     await anyio.sleep(AGAIN_S)
             seen = self._supervisor.tail_records
+            if anyio.current_time() - tidied >= TIDY_S:
+                await self._attempt(self.tidy)
+                tidied = anyio.current_time()
 
     @property
     def due(self) -> bool:
@@ -209,6 +215,29 @@ class Keeper:
                     self._roster.park(actor.run_id, *actor.sheet)
 
     # Deletion
+
+    async def tidy(self) -> list[Due]:
+        """As `collect`; the files of what was deleted are gone on return, and the large outputs that only it referred to."""
+        deleted = await self.collect()
+        if self.deleted:
+            await self.checkpoint()
+        await self._collect_blobs()
+        return deleted
+
+    async def _collect_blobs(self) -> None:
+        """Not while a run is damaged: what it refers to is not known."""
+        now = self._supervisor.clock.now()
+        oldest, needed = now, set[str]()
+        for actor in self._roster.actors.values():
+            if actor.failed is not None:
+                return
+            if actor.state is not None:
+                needed.update(actor.state.blobs)
+                began = [s.started_at for s in actor.state.steps.values() if s.status == "started" and s.started_at]
+                oldest = min([oldest, *began])
+        for heads in self._roster.parked.values():
+            needed.update(heads.blobs)
+        await self._archive.collect_blobs(needed, (now - oldest).total_seconds())
 
     async def collect(self) -> list[Due]:
         """Deletes what retention says, the oldest first: its tombstone is durable before any file goes. Returns what was

@@ -78,6 +78,9 @@ class MemoryArchive:
         rows = [(run_id, heads) for run_id, (heads, _) in self.summaries.items() if heads.ended_at is not None]
         return [Due(run_id=i, heads=heads, reason=why) for i, heads in rows if (why := self.retention(i, heads))]
 
+    async def collect_blobs(self, referenced: Collection[str], oldest_step_s: float) -> int:  # noqa: ARG002 - the port's
+        return 0
+
     async def mark(self) -> Mark:
         ends: Mapping[str, int] = {}
         return SimpleNamespace(ends=ends)

@@ -144,6 +144,11 @@ class Archive(Protocol):
         """Runs that retention lets go at `now`, the oldest first."""
         ...
 
+    async def collect_blobs(self, referenced: Collection[str], oldest_step_s: float) -> int:
+        """Deletes large outputs to which no run refers: neither those `referenced` nor the runs that have ended. What was
+        written while a step is under way, the oldest for `oldest_step_s`, stays. Returns how many went."""
+        ...
+
     async def mark(self) -> Mark:
         """Begins a new segment of the log, durable on return. Raises StorageError, StoragePoisoned."""
         ...

@@ -36,10 +36,15 @@ RESIDENT = 128
 
 
 class Roster:
-    """`make` makes an actor; `damaged` logs why the records of one cannot be replayed, and stops it."""
+    """`make` makes an actor; `damaged` logs why the records of one cannot be replayed, and stops it; `back` tells that one
+    came back from its files, to be shown as it is in this opening."""
 
     def __init__(
-        self, archive: Archive, make: Callable[[str], Actor], damaged: Callable[[Actor, Exception], None]
+        self,
+        archive: Archive,
+        make: Callable[[str], Actor],
+        damaged: Callable[[Actor, Exception], None],
+        back: Callable[[Actor], None],
     ) -> None:
         self.archive = archive
         self.actors: dict[str, Actor] = {}
@@ -48,6 +53,7 @@ class Roster:
         self.places = 1
         self._make = make
         self._damaged = damaged
+        self._back = back
         self._asks: dict[str, list[dict[str, Any]] | None] = {}  # None: as the summary says
         self._shown: dict[str, str] = {}
         self._loading: dict[str, anyio.Event] = {}
@@ -114,6 +120,7 @@ class Roster:
         state, heads = read
         actor = self._take(run_id, heads)
         actor.state, actor.filed = self.shared(state), state.last_seq
+        self._back(actor)
         return True
 
     def shared(self, state: RunState) -> RunState:

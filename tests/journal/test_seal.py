@@ -221,7 +221,7 @@ def test_a_key_that_was_not_given_is_named():
         with pytest.raises(KeyMissing) as caught:
             call(PLACE, sealed)
         assert caught.value.message == (
-            f"This payload is sealed with the key {OLD.kid}, and the keys given are {NEW.kid}. Name it with --old-key."
+            f"This payload is sealed with the key {OLD.kid}, and the keys given are {NEW.kid}. Name it with --old-encryption-key."
         )
         assert caught.value.data == {"code": "INCOMPATIBLE", "retryable": False, "kid": OLD.kid, "context": PLACE}
 
@@ -231,7 +231,7 @@ def test_without_any_key_a_sealed_payload_is_refused_and_its_key_named():
         with pytest.raises(KeyMissing) as caught:
             call(PLACE, sealed)
         assert caught.value.message == (
-            f"This store is encrypted, with the key {NEW.kid}. Name it with --key file:PATH, env:NAME or "
+            f"This store is encrypted, with the key {NEW.kid}. Name it with --encryption-key file:PATH, env:NAME or "
             "keyring:SERVICE/NAME."
         )
         assert caught.value.details == {"kid": NEW.kid, "context": PLACE}

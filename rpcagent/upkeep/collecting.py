@@ -1,0 +1,148 @@
+"""`rpcagent gc`: deletes what the rules of retention let go, and large outputs to which no run refers any more.
+
+A running daemon does the same by itself once an hour; this is for a look beforehand, and for stores that no daemon serves.
+With --dry-run nothing is written, no lock is taken, and a daemon may go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from rpcagent import errors
+from rpcagent.batch import exits
+from rpcagent.batch.desk import Desk
+from rpcagent.batch.faults import Mistake
+from rpcagent.config import ConfigError, find, retention_of
+from rpcagent.journal import runfiles
+from rpcagent.journal.archive import ended_row
+from rpcagent.journal.blobs import Blobs
+from rpcagent.journal.disk import RealDisk, StoreLock
+from rpcagent.journal.index import Ended
+from rpcagent.models.catalog import Catalog
+from rpcagent.policy.retention import Retention, due
+from rpcagent.runs import summary
+from rpcagent.runs.decide import Rules
+from rpcagent.runs.ports import Archive, Clock, Journal
+from rpcagent.runs.supervisor import Supervisor
+from rpcagent.store import open_store, utc
+from rpcagent.tools.registry import Registry
+from rpcagent.upkeep.place import Place
+
+
+def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:
+    """Exit code 0, whether or not there was anything to delete. Raises StoreLocked unless nothing is to be changed."""
+    rules = _rules(place, options)
+    if options.dry_run:
+        runs, outputs = _look(place, rules)
+    else:
+        runs, outputs = anyio.run(_collect, place, rules)
+    for run_id, reason, size in runs:
+        if desk.as_json:
+            desk.fact({"run": run_id, "reason": reason, "bytes": size})
+        else:
+            desk.tell(f"{run_id}  {size:>10,} bytes  {reason}")
+    freed = sum(size for _, _, size in runs) + sum(size for _, size in outputs)
+    if desk.as_json:
+        fact: dict[str, Any] = {"runs": len(runs), "outputs": len(outputs), "bytes": freed, "dryRun": options.dry_run}
+        desk.fact({"summary": fact})
+        return exits.DONE
+    done = "would be deleted" if options.dry_run else "deleted"
+    desk.say(f"{len(runs)} runs and {len(outputs)} outputs {done}, {freed:,} bytes")
+    if not rules.rules:
+        desk.say(
+            "There are no rules of retention: every run is kept. They stand under [retention] in the configuration."
+        )
+    return exits.DONE
+
+
+def _rules(place: Place, options: argparse.Namespace) -> Retention:
+    workspace = (options.workspace or Path()).resolve()
+    try:
+        found = find(workspace, options.config, options.trust_workspace, place.store)
+    except ConfigError as error:
+        raise Mistake(str(error)) from None
+    return retention_of(found.config.retention)
+
+
+def _look(place: Place, rules: Retention) -> tuple[list[tuple[str, str, int]], list[tuple[str, int]]]:
+    """What would go, by the files of the runs alone."""
+    disk = place.disk()
+    needed: set[str] = set()
+    sizes: dict[str, int] = {}
+
+    def rows() -> Iterator[Ended]:
+        for run_id, state in _states(disk):
+            heads = summary.decode(state.summary)
+            needed.update(heads.blobs)
+            row = ended_row(run_id, state, heads)
+            if row is not None:
+                sizes[run_id] = row.bytes
+                yield row
+
+    gone = [(one.run, one.reason, sizes[one.run]) for one in due(rows(), datetime.now(UTC), rules)]
+    # What only a run in the log refers to is younger than the grace time, or held by a step that is under way.
+    outputs = Blobs(place.store / "blobs").collect(needed, now=time.time(), dry_run=True)
+    disk.close()
+    return gone, outputs
+
+
+def _states(disk: RealDisk) -> Iterator[tuple[str, runfiles.State]]:
+    try:
+        names = disk.names(runfiles.FOLDER)
+    except FileNotFoundError:
+        return
+    for run_id in names:
+        try:
+            state = runfiles.read_state(disk, run_id)
+        except (errors.StoreDamaged, errors.Incompatible, ValueError):
+            continue  # what is damaged is kept
+        if state is not None:
+            yield run_id, state
+
+
+async def _collect(place: Place, rules: Retention) -> tuple[list[tuple[str, str, int]], list[tuple[str, int]]]:
+    lock = StoreLock.take(place.store, since=utc())
+    try:
+        before = {path.name: path.stat().st_size for path in (place.store / "blobs").glob("*")}
+        store = await open_store(place.store, lock, _idle, sealing=place.seal, retention=rules)
+        try:
+            disk = place.disk()
+            sizes = {run_id: state.size for run_id, state in _states(disk)}
+            disk.close()
+            deleted = await store.keeper.tidy()
+        finally:
+            await store.close()
+        left = {path.name for path in (place.store / "blobs").glob("*")}
+        gone = [(one.run_id, one.reason, sizes.get(one.run_id, 0)) for one in deleted]
+        return gone, [(name, size) for name, size in before.items() if name not in left]
+    finally:
+        lock.close()
+
+
+def _idle(journal: Journal, archive: Archive, clock: Clock) -> Supervisor:
+    """Runs are looked at; none goes on."""
+
+    def never(*_: Any) -> None:
+        raise RuntimeError("nothing is performed here")
+
+    def incident(error: BaseException, _what: str) -> str:
+        return type(error).__name__
+
+    return Supervisor(
+        journal=journal,
+        archive=archive,
+        clock=clock,
+        model=Catalog(),
+        tools=Registry(store=""),
+        rules=Rules(epoch=journal.epoch, draining=True),
+        spawn=never,
+        incident=incident,
+        fatal=never,
+    )
