@@ -55,6 +55,29 @@ def test_what_a_process_acknowledged_is_there_after_kill_9_in_mid_append(tmp_pat
     assert len(list((tmp_path / "wal").iterdir())) > 3
 
 
+def test_what_a_process_acknowledged_is_there_after_kill_9_in_mid_checkpoint(tmp_path: Path) -> None:
+    acknowledged = checkpoints = 0
+    seen = []
+    for epoch in range(1, 13):
+        with writer(tmp_path, "0", "5") as process:
+            said = lines(process)
+            ready = next(said)
+            assert ready["epoch"] == epoch
+            assert ready["ready"] >= acknowledged
+            seen.append((ready["held"], ready["tail"]))
+            begun = acknowledged = ready["ready"]
+            for line in said:
+                acknowledged = line.get("durable", acknowledged)
+                assert line.get("left", 0) == 0
+                checkpoints += "checkpoint" in line
+                if acknowledged - begun >= 37 + 11 * epoch:
+                    process.kill()
+    print(f"acknowledged {acknowledged} records over 12 kills, {checkpoints} checkpoints; held and tail {seen}")
+    assert checkpoints > 24
+    assert acknowledged > 1000
+    assert max(tail for _, tail in seen) < 300  # the log stays short, the history grows
+
+
 def test_a_second_process_is_refused_and_takes_over_when_the_first_is_killed_s0_36_f033_f035(tmp_path: Path) -> None:
     with writer(tmp_path) as first:
         assert next(lines(first))["epoch"] == 1
