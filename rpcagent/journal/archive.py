@@ -349,7 +349,7 @@ class FileArchive:
         return summary.encode(heads, self._seal.seal(seal.summary_context(run_id, heads.last_seq), body))
 
     def _update_index(self, through: int, checkpoint: Checkpoint) -> None:
-        rows = [one for one in checkpoint.filed if one.heads.ended_at is not None]
+        rows = [one for one in checkpoint.filed if not one.heads.live]
         if not rows and not checkpoint.deleted and self._index is None and not self._any:
             return  # nothing has ended yet: there is nothing to find
         for anew in (False, True):
@@ -387,7 +387,7 @@ def opened_summary(sealed: seal.Seal, run_id: str, raw: bytes) -> Summary:
 
 
 def ended_row(run_id: str, state: State, heads: Summary) -> Ended | None:
-    if heads.ended_at is None:
+    if heads.live:
         return None
     return Ended(
         run=run_id,

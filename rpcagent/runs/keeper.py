@@ -169,7 +169,7 @@ class Keeper:
         self.deleted = self.deleted[len(deleted) :]
 
     def _live(self, filed: list[Filed]) -> tuple[tuple[str, Summary, bytes], ...]:
-        """Every run that has files and, as far as they tell, has not ended. What was recorded since is in the log."""
+        """Every run that has files and, as far as they tell, is live. What was recorded since is in the log."""
         live = {one.run_id: (one.heads, one.body) for one in filed}
         for run_id, heads in self._roster.parked.items():
             live[run_id] = (heads, bytes(heads.body))
@@ -182,12 +182,12 @@ class Keeper:
                 if actor.sheet[0].policy != policy:  # it was looked at again under the present one, and nothing changed
                     actor.sheet = summary.summarise(state, actor.place, policy)
             live[actor.run_id] = actor.sheet
-        return tuple((run_id, heads, body) for run_id, (heads, body) in live.items() if heads.ended_at is None)
+        return tuple((run_id, heads, body) for run_id, (heads, body) in live.items() if heads.live)
 
     def _newly_ended(self, one: Filed) -> bool:
         actor = self._roster.actors[one.run_id]
         before = actor.sheet
-        return one.heads.ended_at is not None and (before is None or before[0].ended_at is None)
+        return not one.heads.live and (before is None or before[0].live)
 
     def _settled(self, one: Filed) -> None:
         """Its records are in its files: the log may lose them, and memory too."""

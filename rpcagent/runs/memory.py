@@ -63,7 +63,7 @@ class MemoryArchive:
         found = [
             (run_id, self._heads(run_id))
             for run_id, (heads, _) in self.summaries.items()
-            if heads.ended_at is not None
+            if not heads.live
             and heads.place >= place
             and namespace in {None, heads.namespace}
             and agent in {None, heads.agent}
@@ -75,7 +75,7 @@ class MemoryArchive:
         """There is nothing to do."""
 
     async def due(self, now: datetime) -> list[Due]:  # noqa: ARG002 - the port's
-        rows = [(run_id, heads) for run_id, (heads, _) in self.summaries.items() if heads.ended_at is not None]
+        rows = [(run_id, heads) for run_id, (heads, _) in self.summaries.items() if not heads.live]
         return [Due(run_id=i, heads=heads, reason=why) for i, heads in rows if (why := self.retention(i, heads))]
 
     async def collect_blobs(self, referenced: Collection[str], oldest_step_s: float) -> int:  # noqa: ARG002 - the port's

@@ -179,7 +179,7 @@ class Roster:
     # Parking
 
     def park(self, run_id: str, heads: Summary, body: bytes) -> None:
-        """Keeps a summary in place of an actor, or nothing at all of a run that has ended."""
+        """Keeps a summary in place of an actor, or nothing at all of a run that has ended and asks nothing."""
         actor = self.actors.pop(run_id, None)
         if actor is None:
             self.counts[heads.status] += 1
@@ -187,7 +187,7 @@ class Roster:
             self.counts[self._shown.pop(run_id)] -= 1
             self.counts[heads.status] += 1
         self._asks.pop(run_id, None)
-        if heads.ended_at is None:
+        if heads.live:
             shared = {
                 name: self._shared_text(getattr(heads, name)) for name in ("status", "namespace", "agent", "policy")
             }

@@ -48,6 +48,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
     asks: bool = False
     blobs: tuple[str, ...] = ()
 
+    @property
+    def live(self) -> bool:
+        """It stays in memory and in the manifest: it has not ended, or a person is still asked how a step of it ended."""
+        return self.ended_at is None or self.asks
+
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Summary).decode
@@ -70,7 +75,7 @@ def summarise(state: RunState, place: int, policy: str) -> tuple[Summary, bytes]
         ended_at=state.last_at if state.ended else None,
         wake=None if state.ended else wakes_at(state),
         hot=is_hot(state),
-        policy="" if state.ended else policy,
+        policy="" if state.ended and not lines else policy,
         unresolved=bool(state.unresolved),
         asks=bool(lines),
         blobs=state.blobs,
