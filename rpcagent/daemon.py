@@ -12,7 +12,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from rpcagent.runs.decide import Rules
 from rpcagent.runs.definition import Definition
 from rpcagent.runs.ports import Archive, Clock, Journal, ToolRequest
 from rpcagent.runs.supervisor import Subscriber, Supervisor
-from rpcagent.store import Store, open_store, utc
+from rpcagent.store import Store, look_at_store, open_store, utc
 from rpcagent.tools.registry import Registry
 from rpcagent.tools.shell import Shell
 from rpcagent.transport.framing import FRAME_BYTES_MAX, Framer
@@ -122,6 +122,8 @@ class Daemon:
         """Takes the lock, replays, makes the open pass durable, and only then lets a request in."""
         while (trouble := self._take_lock()) is not None:
             self._store_error, self._exit = trouble, EXIT_NO_STORE
+            if self._config.hold and isinstance(trouble, errors.StoreLocked) and await self._look(trouble):
+                return
             if not isinstance(trouble, errors.StoreLocked):
                 self._opened.set()  # waiting would not help; tried again all the same
             await anyio.sleep(LOCK_RETRY_S)
@@ -184,12 +186,28 @@ class Daemon:
         supervisor = store.supervisor
         supervisor.subscriber = Subscriber(committed=self._notifier.committed, delta=self._notifier.delta)
         await self._open_pass(supervisor)
-        self._session = self._serve_runs(supervisor)
+        self._session = self._session_on(self._dispatcher(METHODS), self._context(supervisor))
         supervisor.begin()
         self._group.start_soon(supervisor.keep_time)
         self._group.start_soon(self._tell_lag)
         if not self._config.hold:
             self._group.start_soon(store.keeper.keep)
+
+    async def _look(self, locked: errors.StoreLocked) -> bool:
+        """A held daemon beside the owner of the store: what is acknowledged now is shown, and nothing can be asked for."""
+        try:
+            store = self._store = await look_at_store(
+                self._config.store, self._supervise, sealing=self._sealing, note=self._log.warning
+            )
+        except errors.RpcAgentError as error:
+            self._store_error = error
+            return False
+        context = self._context(store.supervisor)
+        methods = {name: self._refusing(m, locked) if m.mutating else m for name, m in METHODS.items()}
+        self._session = self._session_on(self._dispatcher(methods), context)
+        self._store_error, self._exit = None, EXIT_OK
+        self._opened.set()
+        return True
 
     def _sealing(self, store_id: str) -> Seal:
         self._seal = Plain() if self._config.keys is None else AesGcm(self._config.keys, store_id)
@@ -234,8 +252,8 @@ class Daemon:
                 self._store_error = None
                 return
 
-    def _serve_runs(self, supervisor: Supervisor) -> Session:
-        context = Context(
+    def _context(self, supervisor: Supervisor) -> Context:
+        return Context(
             supervisor=supervisor,
             notifier=self._notifier,
             define=self._define,
@@ -258,22 +276,21 @@ class Daemon:
             },
             waits=Waits(0 if self._config.hold else MAX_WAITING),
         )
-        dispatcher = Dispatcher(METHODS, on_incident=self._log.incident, max_batch=MAX_BATCH)
-        return self._session_on(dispatcher, context)
+
+    def _dispatcher(self, methods: Mapping[str, Method]) -> Dispatcher:
+        return Dispatcher(methods, on_incident=self._log.incident, max_batch=MAX_BATCH)
 
     def _without_store(self) -> Session:
         """Answers every call with what is wrong with the store; the peer may go on asking."""
-
-        def refusing(method: Method) -> Method:
-            async def refuse(_context: Any, _params: Any) -> Any:
-                raise self._store_error or errors.InternalError("the store is not open")
-
-            return Method(method.params, refuse, mutating=False, inline=True)
-
-        methods = {name: refusing(method) for name, method in METHODS.items()}
+        methods = {name: self._refusing(method) for name, method in METHODS.items()}
         methods["shutdown"] = Method(wire.ShutdownParams, self._shut_down_without_store, mutating=False, inline=True)
-        dispatcher = Dispatcher(methods, on_incident=self._log.incident, max_batch=MAX_BATCH)
-        return self._session_on(dispatcher, None)
+        return self._session_on(self._dispatcher(methods), None)
+
+    def _refusing(self, method: Method, why: errors.RpcAgentError | None = None) -> Method:
+        async def refuse(_context: Any, _params: Any) -> Any:
+            raise why or self._store_error or errors.InternalError("the store is not open")
+
+        return Method(method.params, refuse, mutating=False, inline=True)
 
     def _session_on(self, dispatcher: Dispatcher, context: Context | None) -> Session:
         return Session(

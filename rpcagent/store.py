@@ -9,19 +9,22 @@ from __future__ import annotations
 import gc
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
+
 from rpcagent import __version__, errors
-from rpcagent.journal import checkpoint, reserve, seal
+from rpcagent.journal import checkpoint, reading, reserve, seal
 from rpcagent.journal.archive import FileArchive, SealedCommit, opened_summary
 from rpcagent.journal.blobs import Blobs
 from rpcagent.journal.commit import GroupCommit
 from rpcagent.journal.disk import Fence, RealDisk
 from rpcagent.journal.manifest import Manifest
+from rpcagent.journal.record import Entry
 from rpcagent.journal.wal import Wal
 from rpcagent.policy.retention import Retention
 from rpcagent.runs.keeper import Keeper
@@ -98,7 +101,7 @@ async def open_store(
         disk.close()
         raise
     opening = sealing(wal.store_id)
-    records = _records(wal, opening)
+    records = _opened(wal.entries(), opening)
     journal = GroupCommit(wal)
     port: Any = journal if opening.kid is None else SealedCommit(journal, opening)
     archive = FileArchive(
@@ -134,6 +137,56 @@ async def open_store(
     return Store(journal, archive, supervisor, keeper, wal.dropped_tail_bytes)
 
 
+async def look_at_store(
+    folder: Path, build: Build, *, sealing: Callable[[str], seal.Seal], note: Callable[[str], None]
+) -> Store:
+    """As `open_store`, for a store that another process owns: what is acknowledged at this moment. Claims and writes nothing,
+    and can record nothing. Raises StoreDamaged, StoreTooNew, StorageError, KeyMissing."""
+    disk = RealDisk(folder)
+    try:
+        found, entries = await anyio.to_thread.run_sync(reading.read_all, disk)
+    finally:
+        disk.close()
+    opening = sealing(found.store_id)
+    journal: Any = Unwritable(found.store_id, found.epoch)
+    archive = FileArchive(
+        folder,
+        journal,
+        found.manifest,
+        app=__version__,
+        lock=None,
+        seal=opening,
+        retention=KEEP_ALL,
+        blobs=Blobs(folder / "blobs", opening),
+        note=note,
+        looking=True,
+    )
+    supervisor = build(journal, archive, SystemClock())
+    await archive.prepare()
+    keeper = Keeper(supervisor)
+    if found.manifest is not None:
+        _take_in(supervisor, keeper, found.manifest, opening)
+    await supervisor.replay(_opened(entries, opening))
+    return Store(journal, archive, supervisor, keeper, 0)
+
+
+class Unwritable:
+    """The log of a store that is only looked at."""
+
+    def __init__(self, store_id: str, epoch: int) -> None:
+        self.store_id, self.epoch = store_id, epoch
+
+    async def append(self, *_: Any, **__: Any) -> Any:
+        raise errors.StorageError("another process owns the store; this is only a look at it", errno="EROFS")
+
+    def health(self) -> dict[str, Any]:
+        """As that of a log that has written nothing."""
+        return {"state": "ok", "errno": None, "syncs": 0, "records": 0, "bytes": 0, "waiting": 0}
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
 def _open_log(disk: RealDisk, manifest: Manifest | None, lock: Fence | None) -> Wal:
     return Wal.open(
         disk,
@@ -148,10 +201,10 @@ def _open_log(disk: RealDisk, manifest: Manifest | None, lock: Fence | None) -> 
     )
 
 
-def _records(wal: Wal, opening: seal.Seal) -> list[tuple[str, Recorded]]:
+def _opened(entries: Iterable[Entry], opening: seal.Seal) -> list[tuple[str, Recorded]]:
     return [
         (e.run, Recorded(e.first, e.count, opening.open(seal.record_context(e.run, e.first), bytes(e.body))))
-        for e in wal.entries()
+        for e in entries
     ]
 
 

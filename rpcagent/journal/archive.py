@@ -82,7 +82,8 @@ def _short(run: str) -> int:
 
 
 class FileArchive:
-    """`folder` is the store; `manifest` the one that it was opened with. `note` tells of an index that had to be made anew,
+    """`folder` is the store; `manifest` the one that it was opened with. `looking`: another process owns it, so that nothing
+    may be written. `note` tells of an index that had to be made anew,
     and of runs that should be there and are not."""
 
     def __init__(
@@ -97,6 +98,7 @@ class FileArchive:
         retention: Retention,
         blobs: Blobs,
         note: Callable[[str], None],
+        looking: bool = False,
     ) -> None:
         self._folder = folder
         self._journal = journal
@@ -105,6 +107,7 @@ class FileArchive:
         self._retention = retention
         self._blobs = blobs
         self._note = note
+        self._looking = looking
         self._seq = manifest.base.seq if manifest is not None else 0
         self._ended: Mapping[str, int] = manifest.ended if manifest is not None else {}
         self._any = manifest is not None
@@ -253,7 +256,14 @@ class FileArchive:
     # The index
 
     async def _look_up(self, ask: Callable[[Index], T]) -> T:
-        """The answer of the index, which is made anew where its file is of no use."""
+        """The answer of the index, which is made anew where its file is of no use. Raises StorageError."""
+        if self._looking:
+            try:
+                return await self._off_loop(self._asked, ask)
+            except IndexUnusable:
+                raise errors.StorageError(
+                    "the owner of the store makes its index anew; ask again", errno="EAGAIN"
+                ) from None
         for attempt in range(2):
             async with self._indexing:
                 if self._index is None:
@@ -267,6 +277,8 @@ class FileArchive:
 
     def _asked(self, ask: Callable[[Index], T]) -> T:
         with self._using:
+            if self._looking and not (self._folder / FILE_NAME).exists():
+                raise IndexUnusable("there is none yet")
             if self._looked is None:
                 self._looked = Index(self._folder / FILE_NAME)
             return ask(self._looked)
