@@ -149,8 +149,21 @@ def _command(command: AddCommand, name: str, purpose: str, about: str) -> argpar
     place = parser.add_argument_group("which store")
     place.add_argument("--store", type=folder, metavar="DIR", help="default: $RPCAGENT_STORE, else the workspace's own")
     place.add_argument("--workspace", type=Path, metavar="DIR", help="whose store it is (default: here)")
-    place.add_argument("--key", metavar="REF", help="of an encrypted store: file:PATH, env:NAME, keyring:SERVICE/NAME")
-    place.add_argument("--old-key", action="append", metavar="REF", help="an earlier key; may be repeated")
+    place.add_argument(
+        "--key",
+        "--encryption-key",
+        dest="key",
+        metavar="REF",
+        help="of an encrypted store: file:PATH, env:NAME, keyring:SERVICE/NAME",
+    )
+    place.add_argument(
+        "--old-key",
+        "--old-encryption-key",
+        dest="old_key",
+        action="append",
+        metavar="REF",
+        help="an earlier key; may be repeated",
+    )
     return parser
 
 

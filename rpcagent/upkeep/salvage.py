@@ -121,7 +121,7 @@ def read_log(disk: Disk, base: Base | None, on_record: Callable[[record.Line], N
         until = counted[place + 1][1] if place + 1 < len(counted) else None
         _read_segment(disk, log, name, first, until, headers[name], on_record)
     log.segments = [name for name, _ in counted]
-    if log.end.seq < log.watermark:
+    if log.end.seq < log.watermark or (base is not None and not counted):
         _missing_end(log, counted, after)
     log.top = max(log.top, log.end.seq)
     return log
@@ -150,7 +150,7 @@ def _missing_end(log: Log, counted: list[tuple[str, int]], after: int) -> None:
     name = counted[-1][0] if counted else f"wal/{after + 1:016d}.jsonl"
     if not counted:
         log.damage.append(tail.damaged(name, 0, "the segments of the log are missing"))
-    if not log.holes or log.holes[-1].last < log.watermark:
+    if log.end.seq < log.watermark and (not log.holes or log.holes[-1].last < log.watermark):
         log.holes.append(Hole(name, 0, log.end.seq + 1, log.watermark, sure=False))
 
 
@@ -199,7 +199,8 @@ def _read_segment(
         log.store_ids.add(header[1].store_id)
     if first > log.end.seq + 1:
         log.damage.append(tail.damaged(name, 0, f"record {log.end.seq + 1} is missing before it"))
-        log.holes.append(Hole(name, 0, log.end.seq + 1, first - 1, sure=False))
+        if not log.holes or log.holes[-1].last < first - 1:
+            log.holes.append(Hole(name, 0, log.end.seq + 1, first - 1, sure=False))
         log.end = _before((name, first), {name: header})
     before = tail.Position(log.end.seq, log.end.checksum, log.end.batch)
     try:

@@ -77,7 +77,8 @@ class Owner:
         self.ended = dict(found.ended) if found else {}
         self.place: dict[str, int] = {run: summary.decode(raw).place for run, raw in self.live.items()}
         self.fresh: dict[str, list[Line]] = {}
-        for entry in self.wal.entries():
+        self.wal_entries = list(self.wal.entries())
+        for entry in self.wal_entries:
             self._note(Item(entry.run, entry.first, entry.count, entry.body))
 
     def record(self, items: Iterable[Item], batch: int = 4) -> Owner:
