@@ -11,7 +11,7 @@ import pytest
 from tests.bench.peer import Scratch
 from tests.bench.row import table
 from tests.bench.versus import install
-from tests.bench.versus.compare import Work, comparison
+from tests.bench.versus.compare import Contender, Work, comparison, timed_rows
 from tests.bench.versus.install import CannotInstall, Packages, installed
 from tests.bench.versus.syncs import CALLS, syncs_in
 from tests.bench.versus.systems import InPython, ProgramRunning
@@ -67,6 +67,26 @@ def test_one_that_cannot_be_had_and_one_that_loses_a_step_have_a_row_that_says_s
         assert f"{work}, ours beside forgets" not in seen
     assert "absent cannot be installed: there is no python here" in capsys.readouterr().err
     assert "cannot be installed" in table(rows)
+
+
+def test_ours_is_set_beside_whichever_was_best_in_each_round():
+    work = WORKS[0]
+    ours, one, other, gone = (
+        Contender(system=Local(name=name), rates={work: rates}, cpu={work: [1.0, 1.0]}, failed=failed)
+        for name, rates, failed in (
+            ("ours", [10.0, 10.0], ""),
+            ("one", [1.0, 4.0], ""),
+            ("other", [2.0, 2.0], ""),
+            ("gone", [5.0], "failed: it hangs"),
+        )
+    )
+    rows = {row.figure: row for row in timed_rows(work, ours, [one, other, gone], [20.0, 20.0], [5.0, 5.0])}
+    best = rows[f"{work}, ours beside the best of them"]
+    assert (best.value, best.floor, best.ratio, best.met) == (10.0, 3.0, 3.75, True)
+    assert rows[f"{work}, ours, beside raw"].ratio == 0.5
+    assert rows[f"{work}, ours beside SQLite WAL FULL"].ratio == 2.0
+    assert rows[f"{work}, ours beside one"].ratio == 6.25
+    assert f"{work}, ours beside gone" not in rows
 
 
 @pytest.mark.process

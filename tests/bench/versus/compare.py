@@ -82,7 +82,7 @@ def comparison(
     assert not ours.failed, ours.failed
     rows = [row for each in contenders for row in _counted_rows(each, works[0])]
     for work in works:
-        rows += _timed_rows(work, ours, rest, raw[work], sqlite[work])
+        rows += timed_rows(work, ours, rest, raw[work], sqlite[work])
     rows.append(Row(figure="load average at the end", value=os.getloadavg()[0], unit="", note=f"{load:.1f} before"))
     return rows
 
@@ -179,7 +179,7 @@ def _counted_rows(each: Contender, work: Work) -> Iterable[Row]:
     yield Row(figure=kept, value=each.bytes, unit="B", note="all files, after an end in order")
 
 
-def _timed_rows(
+def timed_rows(
     work: Work, ours: Contender, others: Sequence[Contender], raw: Sequence[float], sqlite: Sequence[float]
 ) -> list[Row]:
     """The best of the others is looked for in each round anew: the harder comparison."""
