@@ -79,9 +79,8 @@ def set_up(options: argparse.Namespace) -> None:
         assert engine.RETRY_WRITE_MS > 0 and daemon.LOCK_RETRY_S > 0
         engine.RETRY_WRITE_MS, daemon.LOCK_RETRY_S = options.retry, options.retry / 1_000
     if options.checkpoint_every is not None:
-        limits = keeper.Keeper.__init__.__kwdefaults__
-        assert limits["records"] == keeper.TAIL_RECORDS
-        limits["records"] = options.checkpoint_every
+        assert keeper.TAIL_RECORDS > 0
+        keeper.TAIL_RECORDS = options.checkpoint_every
     if options.segment_bytes is not None:
         defaults = Wal.open.__func__.__kwdefaults__  # type: ignore[attr-defined]
         assert "segment_bytes" in defaults

@@ -9,6 +9,8 @@ that is asked about and denied after a restart, one whose question stays open, a
 
 from __future__ import annotations
 
+import select
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,9 @@ from tests.process.wire_driver import WAIT_S, Daemon
 from tests.service.counting import read_truth
 from tests.service.driver import CountingService
 
+CHECKPOINT_EVERY = 14
+"""Records of the log, for the daemons that the story is told to: some are made in the middle of it."""
+RIG = ("--checkpoint-every", str(CHECKPOINT_EVERY))
 LIVE = {"run", "replayed", "request"}
 EXPECTED = {
     "pay": Seen(1, 1), "steps": Seen(1, 1), "asked": Seen(1, 1), "denied": Seen(0, 0, 0), "open": Seen(0, 0, 0),
@@ -42,7 +47,6 @@ class Story:
     # Telling
 
     def first(self, daemon: Daemon) -> None:
-        """Ends with a clean stop."""
         daemon.listen()
         pay = self._start(daemon, "pay", "at_most_once")
         self._until_over(daemon, pay)
@@ -56,22 +60,31 @@ class Story:
         self._question(daemon, self._start(daemon, "denied", "at_most_once", rules=()), "denied")
         dropped = self._start(daemon, "dropped", "at_most_once", drive="manual")
         self._ask(daemon, "cancel", "dropped-no", runId=dropped, reason="no longer wanted")
-        assert daemon.stop() == 0
 
     def second(self, daemon: Daemon) -> None:
-        """On the same store. Ends with a clean stop."""
+        """On the same store, by the same daemon or the next."""
         daemon.listen()
         run_id = self.acknowledged["denied"]["runId"]
         self._answer(daemon, run_id, "denied", "deny")
         self._until_over(daemon, run_id)
         self._until_over(daemon, self._start(daemon, "later", "at_most_once"))
         self._seen_whole = True
+
+    def stop(self, daemon: Daemon) -> None:
+        """Cleanly, when no checkpoint is due any more."""
+        end = time.monotonic() + WAIT_S
+        while (checkpoint := daemon.call("status")["checkpoint"])["tailRecords"] >= CHECKPOINT_EVERY:
+            assert time.monotonic() < end, checkpoint
+            select.select([daemon._out()], [], [], 0.01)
+        assert "trouble" not in checkpoint
         assert daemon.stop() == 0
 
     def until_death(self, tell: Callable[[Daemon], None], daemon: Daemon) -> None:
-        """Raises Died where the daemon was killed; whatever else went wrong goes up as it is."""
+        """A part of the story, and a clean stop. Raises Died where the daemon was killed; whatever else went wrong goes up as
+        it is."""
         try:
             tell(daemon)
+            self.stop(daemon)
         except (AssertionError, OSError) as error:
             if daemon.exit_code(WAIT_S) == -9:
                 raise Died from error
@@ -83,6 +96,7 @@ class Story:
         """By the first daemon after a death: everything that was acknowledged is there, and nothing else."""
         shown = {run["clientRequestId"]: run for run in daemon.call("list", limit=1_000)["runs"]}
         assert shown.keys() <= EXPECTED.keys()
+        assert [run for run in shown.values() if run["status"] == "damaged"] == []
         for key, decision in self.acknowledged.items():
             if key in EXPECTED:
                 assert shown[key]["runId"] == decision["runId"], key

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -29,7 +30,7 @@ from tests.process.wire_driver import ROOT, WAIT_S, Daemon
 MOST_BYTES = 1 << 20
 IMPORTED_LATE = (
     "anyio._backends._asyncio", "h11", "httpcore", "httpcore._backends.anyio", "httpx", "jmespath", "jsonschema",
-    "rpcagent.models.assembly", "rpcagent.models.chat", "rpcagent.models.scripted", "rpcagent.tools.http",
+    "rpcagent.models.assembly", "rpcagent.models.chat", "rpcagent.models.scripted", "rpcagent.tools.http", "sqlite3",
 )  # fmt: skip
 """By a daemon, at the first call that needs it. To know it beforehand only saves time."""
 
@@ -139,6 +140,8 @@ def _be(argv: list[str], descriptors: list[int]) -> NoReturn:
     code = 1
     try:
         code = rigged_daemon.main(["--report-fd", str(reports), *argv])
+    except BaseException:  # noqa: BLE001 - nothing above it must run in the child
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(code)
@@ -153,10 +156,18 @@ def _collect(alive: dict[int, tuple[int, int]], pidfd: int) -> None:
     os.close(pidfd)
 
 
+def _share_a_tls_context() -> None:
+    """It takes longer to make than all else that a daemon does, and no service of these tests speaks TLS."""
+    transport = importlib.import_module("httpx._transports.default")
+    context = transport.create_ssl_context()
+    transport.create_ssl_context = lambda *_args, **_named: context
+
+
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     for name in ("tests.process.rigged_daemon", "rpcagent.daemon", *IMPORTED_LATE):
         importlib.import_module(name)
+    _share_a_tls_context()
     gc.freeze()
     alive: dict[int, tuple[int, int]] = {}
     while True:

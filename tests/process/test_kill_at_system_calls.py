@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.process import disks
-from tests.process.disk_story import Died, Story
+from tests.process.disk_story import RIG, Died, Story
 from tests.process.nursery import Nursery
 from tests.service.driver import CountingService
 
@@ -48,7 +48,7 @@ def tell(nursery: Nursery, story: Story, store: Path, number: int | None) -> str
     calls = store.parent / "calls"
     for part in (story.first, story.second):
         left = () if number is None else ("--kill-before", str(number - len(calls_in(calls))))
-        with nursery.daemon(store, rig=("--calls", str(calls), *left)) as daemon:
+        with nursery.daemon(store, rig=(*RIG, "--calls", str(calls), *left)) as daemon:
             try:
                 story.until_death(part, daemon)
             except Died:
@@ -58,12 +58,11 @@ def tell(nursery: Nursery, story: Story, store: Path, number: int | None) -> str
 
 def go_on(nursery: Nursery, story: Story, store: Path) -> None:
     """What comes after a kill: a look at what is there, and the same requests once more, to the end."""
-    with nursery.daemon(store) as daemon:
+    with nursery.daemon(store, rig=RIG) as daemon:
         story.look(daemon)
         story.first(daemon)
-    with nursery.daemon(store) as daemon:
-        story.look(daemon)
         story.second(daemon)
+        story.stop(daemon)
     story.count(final=True)
 
 
@@ -104,7 +103,7 @@ def tell_traced(nursery: Nursery, story: Story, store: Path, traced: list[list[s
     """The whole story, its daemons under strace with these arguments. False: one was killed."""
     for part, arguments in zip((story.first, story.second), traced, strict=True):
         told = ("--trace", json.dumps(arguments), *(("--trace-open",) if opened else ())) if arguments else ()
-        with nursery.daemon(store, rig=("--store-id", STORE_ID, *told)) as daemon:
+        with nursery.daemon(store, rig=(*RIG, "--store-id", STORE_ID, *told)) as daemon:
             try:
                 story.until_death(part, daemon)
             except Died:
