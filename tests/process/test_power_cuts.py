@@ -2,7 +2,7 @@
 
 The store is on an ext4 in a file. The daemon is stopped in the middle of its work and the file is copied: the copy is what a
 disk would hold had the power failed in that instant. Then the daemon works on, towards the next cut. Each copy is mounted
-and opened by another daemon, which only looks.
+and opened by another daemon, which recovers it, and from which no call leaves. Checkpoints are made all the time.
 
 ext4 makes names durable with the files' own syncs: that folders are synced, the simulated disk shows (tests/journal).
 """
@@ -22,12 +22,14 @@ import pytest
 from tests.process import disks
 from tests.process.nursery import Nursery
 from tests.process.outside import agent
-from tests.process.wire_driver import Daemon
+from tests.process.wire_driver import Daemon, Refused
 from tests.service.counting import read_truth
 from tests.service.driver import CountingService
 
 pytestmark = [pytest.mark.process, disks.needs_mounts]
 
+RIG = ("--checkpoint-every", "20")
+LOOKING = ("--pause", "before_call")
 IMAGE_BYTES = 24 << 20
 CUTS = 25
 MANY_CUTS = 100
@@ -89,7 +91,12 @@ class Work:
 
 def lost(daemon: Daemon, work: Work, called: set[str]) -> list[str]:
     """What was acknowledged, or called, and is not in this store."""
-    found = {run["clientRequestId"]: run["runId"] for run in daemon.call("list", limit=1_000)["runs"]}
+    try:
+        runs = daemon.call("list", limit=1_000)["runs"]
+    except Refused as refusal:
+        assert refusal.code == "STORE_DAMAGED"
+        return [refusal.message]
+    found = {run["clientRequestId"]: run["runId"] for run in runs}
     missing = [key for key, run_id in work.acknowledged.items() if found.get(key) != run_id]
     missing += [f"the run of the call {key}" for key in called - found.keys()]
     for key in called & found.keys():
@@ -114,7 +121,7 @@ def cut(nursery: Nursery, tmp_path: Path, daemon: Daemon, work: Work, service: C
     after = tmp_path / "after"
     with (
         disks.loop(after, tmp_path / "copy"),
-        nursery.daemon(after / "store", "--hold", log=tmp_path / "after.log") as another,
+        nursery.daemon(after / "store", rig=(*RIG, *LOOKING), log=tmp_path / "after.log") as another,
     ):
         return lost(another, work, called)
 
@@ -127,12 +134,16 @@ def cuts(
     place, found = tmp_path / "before", []
     with (
         disks.loop(place, tmp_path / "disk"),
-        nursery.daemon(place / "store", rig=rig, log=tmp_path / "before.log") as daemon,
+        nursery.daemon(place / "store", rig=(*RIG, *rig), log=tmp_path / "before.log") as daemon,
     ):
         for _ in range(times):
             work.burst(daemon)
             found.append(cut(nursery, tmp_path, daemon, work, service))
-    print(f"{times} power cuts; {len(work.acknowledged)} acknowledged starts; lost: {sum(map(len, found))}")
+        made = daemon.call("status")["checkpoint"]["made"]
+    print(
+        f"{times} power cuts; {len(work.acknowledged)} acknowledged starts, {made} checkpoints; lost: {sum(map(len, found))}"
+    )
+    assert made > 0
     return found
 
 
