@@ -145,6 +145,8 @@ class Check:
         row = self.table["log"]
         row.files, row.bytes, row.records = len(log.segments), log.size, log.records
         row.runs = len(self._spans)
+        if self._manifest is not None:
+            self.table["manifest"] = Row("manifest", 1, self._disk.size(manifest.FILE), runs=len(self._manifest.live))
         self._log_is_whole = not (log.damage or told)
         return told + self._about_log(log) + self._about_head(log)
 
@@ -287,7 +289,7 @@ class Check:
             row.files, row.bytes, row.records = row.files + 2, row.bytes + state.size, row.records + state.lines
             row.runs += 1
             self._referenced |= dict.fromkeys(heads.blobs, run)
-            if heads.ended_at is not None:
+            if not heads.live:
                 self._ended[run] = heads
             self._compare(run, heads)
         spans = self._spans.get(run)

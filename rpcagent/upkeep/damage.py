@@ -57,6 +57,7 @@ class Run:
     told: int = 0
     named: bool = False
     ended: bool = False  # as its files say
+    live: bool = True  # as its files say: it stands in the manifest
     status: str = ""
     place: int = 0
     spans: Spans = field(default_factory=Spans)
@@ -155,7 +156,7 @@ def _epoch(log: salvage.Log, head: record.Head | None, known: Manifest | None, g
 def _look_for_vanished(found: Found) -> None:
     """Runs that have ended are in no list but the index: without it only their number tells that some are gone. Then, and where
     the manifest is lost, a history without a state is taken for what is left of a run; else it is a leftover."""
-    counted = Counter(run.status for run in found.runs.values() if run.state is not None and run.ended)
+    counted = Counter(run.status for run in found.runs.values() if run.state is not None and not run.live)
     due = Counter(found.known.ended) if found.known is not None else Counter()
     found.vanished = sum((due - counted).values())
     for run in found.runs.values():
@@ -293,8 +294,9 @@ def _run(disk: Disk, name: str, spans: Spans, known: Manifest | None, row: Ended
     if run.state is not None:
         run.told = max(run.told, run.state.last_seq)
         heads = summary.decode(run.state.summary)
-        run.ended, run.status, run.place = heads.ended_at is not None, heads.status, heads.place
-        if run.ended:
+        run.ended, run.live = heads.ended_at is not None, heads.live
+        run.status, run.place = heads.status, heads.place
+        if not run.live:
             run.state = msgspec.structs.replace(
                 run.state, summary=b"null"
             )  # most have ended: their summaries are not kept

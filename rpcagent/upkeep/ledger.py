@@ -1,6 +1,6 @@
 """The index of ended runs as a check and a repair see it: against the files of the runs, which alone are true.
 
-Knows: how to read it without touching it, and how a row is made of a run's own files. Does not know: SQL (`journal.index`).
+Knows: how to read it without touching it. Does not know: SQL (`journal.index`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rpcagent import errors
 from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable
-from rpcagent.journal.runfiles import State
 from rpcagent.runs.summary import Summary
 from rpcagent.upkeep.findings import Finding, Row, Tell
 
@@ -42,24 +41,6 @@ def _pages(index: Index) -> Iterator[Ended]:
     while page := index.page(place, _PAGE, namespace=None, agent=None, statuses=()):
         yield from page
         place = page[-1].place + 1
-
-
-def row_of(run: str, state: State, heads: Summary) -> Ended:
-    """The row that belongs to a run that has ended."""
-    return Ended(
-        run=run,
-        place=heads.place,
-        status=heads.status,
-        namespace=heads.namespace,
-        agent=heads.agent,
-        labels=heads.labels,
-        started_at=heads.started_at.isoformat() if heads.started_at else "",
-        ended_at=heads.ended_at.isoformat() if heads.ended_at else "",
-        bytes=state.size,
-        blobs=heads.blobs,
-        unresolved=heads.unresolved,
-        summary=state.summary,
-    )
 
 
 def check_index(store: Path, due: Mapping[str, Summary], ended: Mapping[str, Summary], tell: Tell, row: Row) -> None:

@@ -178,9 +178,9 @@ class _Mender:
         header = Manifest(
             store_id=self._found.store_id, app=__version__, epoch=self._found.epoch,
             at=at.astimezone(UTC).isoformat().replace("+00:00", "Z"), places=places,
-            ended=dict(Counter(run.status for run in kept if run.ended)), tombstones=files, base=base,
+            ended=dict(Counter(run.status for run in kept if not run.live)), tombstones=files, base=base,
         )  # fmt: skip
-        live = ((run.name, run.state.summary) for run in kept if run.state is not None and not run.ended)
+        live = ((run.name, run.state.summary) for run in kept if run.state is not None and run.live)
         self._replace(manifest.FILE, manifest.encode(header, live))
 
     def _replace(self, name: str, data: bytes) -> None:

@@ -18,6 +18,7 @@ from rpcagent.batch import exits
 from rpcagent.batch.desk import Desk
 from rpcagent.batch.narrator import Tone
 from rpcagent.journal import access, runfiles
+from rpcagent.journal.archive import ended_row
 from rpcagent.journal.disk import RealDisk, StoreLock
 from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable
 from rpcagent.runs import summary
@@ -211,8 +212,8 @@ def _new_index(store: Path, store_id: str, through: int) -> None:
         names = disk.names(runfiles.FOLDER)
     for name in names:
         state = runfiles.read_state(disk, name)
-        if state is not None and (heads := summary.decode(state.summary)).ended_at is not None:
-            rows.append(ledger.row_of(name, state, heads))
+        if state is not None and (row := ended_row(name, state, summary.decode(state.summary))) is not None:
+            rows.append(row)
     disk.close()
     Index.rebuild(store / FILE_NAME, lambda: rows, through, store_id).close()
 

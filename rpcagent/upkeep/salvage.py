@@ -9,6 +9,7 @@ A store is opened by the strict rules of the journal. These here are for what th
 from __future__ import annotations
 
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -309,9 +310,11 @@ class _HeadOfLine(msgspec.Struct, forbid_unknown_fields=True):
     n: int
 
 
-def read_history(disk: Disk, run: str, most: int | None, on_line: Callable[[Line], None]) -> Prefix | None:
-    """Goes through the first `most` bytes of a history (None: all) up to what is no intact line that follows; None if there is
-    no file. One piece of the file, or one line, is in memory. Raises StorageError."""
+def read_history(
+    disk: Disk, run: str, most: int | None, on_line: Callable[[Line], None], *, upto: int = sys.maxsize
+) -> Prefix | None:
+    """Goes through the first `most` bytes of a history (None: all) up to what is no intact line that follows, or to the line
+    that has event `upto`; None if there is no file. One piece of the file, or one line, is in memory. Raises StorageError."""
     name = runfiles.history_of(run)
     chain, event, count, offset, held = zlib.crc32(run.encode()), 0, 0, 0, b""
     piece = _PIECE
@@ -322,12 +325,14 @@ def read_history(disk: Disk, run: str, most: int | None, on_line: Callable[[Line
             held = disk.read_at(name, offset, min(piece, most - offset))
             start = 0
             while end := held.find(b"\n", start) + 1:
-                found = _history_line(held[start:end], chain, event + 1)
+                found = history_line(held[start:end], chain, event + 1)
                 if found is None:
                     return Prefix(count, event, offset + start, chain, whole=False)
                 line, chain = found
                 event, count, start = event + line.count, count + 1, end
                 on_line(line)
+                if event >= upto:
+                    return Prefix(count, event, offset + end, chain, whole=False)
             if not start and len(held) < piece:
                 return Prefix(count, event, offset, chain, whole=False)
             offset, piece = offset + start, piece if start else 2 * piece
@@ -338,7 +343,7 @@ def read_history(disk: Disk, run: str, most: int | None, on_line: Callable[[Line
     return Prefix(count, event, offset, chain, whole=offset == size)
 
 
-def _history_line(data: bytes, chain: int, first: int) -> tuple[Line, int] | None:
+def history_line(data: bytes, chain: int, first: int) -> tuple[Line, int] | None:
     """The line and its checksum, if it is exactly what would be written in this place."""
     head, _, rest = data.partition(b',"d":')
     if len(head) > _HEAD_OF_LINE or not rest.endswith(b"}\n"):

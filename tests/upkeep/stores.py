@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rpcagent.journal import reading, runfiles, seal, tombstones
+from rpcagent.journal.archive import ended_row
 from rpcagent.journal.checkpoint import Change, Checkpointer, read_manifest
 from rpcagent.journal.disk import RealDisk
 from rpcagent.journal.index import FILE_NAME, Index
@@ -25,7 +26,6 @@ from rpcagent.runs import summary
 from rpcagent.runs.fold import apply
 from rpcagent.runs.state import RunState
 from rpcagent.runs.summary import Summary
-from rpcagent.upkeep.ledger import row_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "stores" / "format-0" / "store"
 STORE_ID = "sto_becebc636e5eaa9383d24b8d"
@@ -112,7 +112,7 @@ class Owner:
         heads = {run: self._heads(run, lines) for run, lines in self.fresh.items() if run not in gone}
         changes = [Change(run, self.fresh[run], raw) for run, (_, raw) in heads.items()]
         for run, (found, raw) in heads.items():
-            if found.ended_at is None:
+            if found.live:
                 self.live[run] = raw
                 continue
             self.live.pop(run, None)
@@ -128,7 +128,7 @@ class Owner:
             ended=self.ended, tombstones=named,
         )  # fmt: skip
         index = functools.partial(
-            self._index, [run for run, (found, _) in heads.items() if found.ended_at], gone, mark.seq
+            self._index, [run for run, (found, _) in heads.items() if not found.live], gone, mark.seq
         )
         assert self.checkpointer.write(mark, header, changes, self.live.items(), gone, grave, index) == 0
         self.named, self.fresh = named, {}
@@ -149,7 +149,7 @@ class Owner:
         rows = []
         for run in ended:
             state = runfiles.read_state(self.disk, run)
-            rows.append(row_of(run, state, summary.decode(state.summary)))
+            rows.append(ended_row(run, state, summary.decode(state.summary)))
         index.update(rows, gone, through, self.wal.store_id)
         index.close()
 

@@ -59,7 +59,7 @@ def test_a_whole_store_is_whole_and_is_not_touched(store: Path):
     }  # fmt: skip
     rows = {row["part"]: (row["files"], row["records"], row["runs"]) for row in summary["table"]}
     assert rows == {
-        "log": (3, 27, 16), "runs": (42, 53, 21), "tombstones": (1, 1, 0), "blobs": (1, 0, 0), "index": (1, 0, 5),
+        "log": (3, 27, 16), "runs": (42, 53, 21), "tombstones": (1, 1, 0), "manifest": (1, 0, 16), "blobs": (1, 0, 0), "index": (1, 0, 5),
     }  # fmt: skip
     assert fingerprint(store) == before
 

@@ -1,0 +1,277 @@
+"""`rpcagent import`: a run out of a file into a store that no daemon owns.
+
+Knows: what is refused, and the order in which a run comes to be. Does not know: the bytes of the file (`parcel`).
+
+The run goes into files of its own, as a checkpoint would have put it there, and not into the log: a log takes a batch, of which a
+crash may keep the first records, and the first records of a run are a run that goes on. The order, each step durable before
+the next one begins: the large outputs; history.jsonl; state.json, with which the run is there, whole; the manifest, which
+names it where it has not ended; the index. A crash before state.json leaves a folder that means nothing. One after it leaves
+a run that is whole and that no list shows; the same import goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from rpcagent import __version__, errors
+from rpcagent.batch import exits
+from rpcagent.batch.desk import Desk
+from rpcagent.batch.faults import Mistake
+from rpcagent.journal import access, blobs, manifest, reading, runfiles, seal, tombstones
+from rpcagent.journal.archive import ended_row
+from rpcagent.journal.disk import Disk, RealDisk, StoreLock
+from rpcagent.journal.index import FILE_NAME, Index, IndexUnusable
+from rpcagent.journal.manifest import Base, Manifest
+from rpcagent.journal.reading import Snapshot
+from rpcagent.journal.record import Entry
+from rpcagent.journal.runfiles import Line, State
+from rpcagent.journal.wal import Wal
+from rpcagent.runs import events as ev
+from rpcagent.runs import summary
+from rpcagent.runs.fold import apply
+from rpcagent.runs.state import RunState
+from rpcagent.runs.summary import Summary
+from rpcagent.upkeep import parcel
+from rpcagent.upkeep.blob import FOLDER
+from rpcagent.upkeep.place import Place
+from rpcagent.upkeep.stories import blobs_of
+
+_DRAFT = ".tmp"
+
+
+class Parcel(NamedTuple):
+    """A file that was read to its end: all of it is as it was written."""
+
+    head: parcel.Head
+    lines: list[Line]
+    state: RunState
+
+
+def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:
+    """Exit code 0: the run is in the store, durable."""
+    found = read(options.file)
+    lock = StoreLock.take(place.store, since=_now())
+    try:
+        access.secure(place.store)
+        take = Taking(place.store, place)
+        take.check(found, take_over=options.take_over)
+        take.take(found, options.file)
+    finally:
+        lock.close()
+    if desk.as_json:
+        told = {
+            "runId": found.head.run_id,
+            "status": found.head.status,
+            "lastSeq": found.head.last_seq,
+            "from": found.head.store_id,
+        }
+        desk.fact({"imported": told})
+        return exits.DONE
+    desk.tell(
+        f"{found.head.run_id}: {found.head.status}, {found.head.last_seq} events, from {found.head.store_id}", "good"
+    )
+    if not found.state.ended:
+        desk.say(
+            "From now on it lives here. The store that it came from must never be opened again with this run in it.",
+            "ask",
+        )
+    return exits.DONE
+
+
+def read(path: Path) -> Parcel:
+    """Reads all of the file, and folds the run. Raises StoreDamaged, StoreTooNew, Mistake for events that cannot follow each
+    other, OSError."""
+    with path.open("rb") as stream:
+        reader = parcel.Reader(str(path), stream)
+        lines: list[Line] = []
+        given: set[str] = set()
+        for item in reader.items():
+            if isinstance(item, Line):
+                lines.append(item)
+            else:
+                given.add(item[0])
+    run = reader.head.run_id
+    state: RunState | None = None
+    try:
+        for line in lines:
+            state = apply(state, ev.decode(line.body), run)
+    except ev.WrittenLater as error:
+        raise errors.StoreTooNew(f"{path}: {error}.", format=None, supported=[parcel.FORMAT]) from error
+    except Exception as error:
+        raise Mistake(f"{path}: its events do not follow each other: {error}", code="STORE_DAMAGED") from error
+    if state is None or state.run_id != run:
+        raise Mistake(f"{path} holds no event", code="STORE_DAMAGED")
+    if missing := {digest for line in lines for digest in blobs_of(line.body)} - given:
+        raise Mistake(
+            f"{path}: {len(missing)} large outputs that the run refers to are not in it", code="STORE_DAMAGED"
+        )
+    return Parcel(reader.head, lines, state)
+
+
+class Taking:
+    """A store that is to take a run in. The caller holds its lock. `disk`: another one than the folder's own, for tests."""
+
+    def __init__(self, store: Path, place: Place, disk: Disk | None = None) -> None:
+        self._store, self._place = store, place
+        self._disk: Disk = disk if disk is not None else RealDisk(store)
+        self._snapshot, self._entries = self._opened()
+
+    def _opened(self) -> tuple[Snapshot, list[Entry]]:
+        found, entries = reading.read_all(self._disk)
+        if not found.store_id:  # there is no store yet: it is made as a daemon makes it
+            Wal.open(
+                self._disk, draw_store_id=lambda: "sto_" + secrets.token_hex(12), app=__version__, at=_now()
+            ).close()
+            found, entries = reading.read_all(self._disk)
+        return found, entries
+
+    def check(self, found: Parcel, *, take_over: bool) -> None:
+        """Raises Mistake, KeyExpired, KeyMissing where the run may not come in; nothing was written then."""
+        run = found.head.run_id
+        named = self._snapshot.manifest.tombstones if self._snapshot.manifest else ()
+        graves = tombstones.Tombstones(self._disk, [tombstones.Named(f.name, f.count, f.sum) for f in named])
+        if run in graves:
+            raise errors.KeyExpired("this store has deleted the run, and its id is never used again", runId=run)
+        if any(entry.run == run for entry in self._entries) or self._is_listed(run):
+            raise Mistake(
+                f"the run {run} is in this store already", "`rpcagent show` tells how it stands", code="INVALID_STATE"
+            )
+        if not found.state.ended and not take_over:
+            raise Mistake(
+                f"the run has not ended ({found.head.status}): imported, it would go on here, and act with the same keys as the "
+                "original",
+                "if the original never goes on, because its store is gone or is never opened again, say so with --take-over",
+                code="INVALID_STATE",
+            )
+        held = runfiles.read_state(self._disk, run)
+        if held is not None and held.last_seq != found.head.last_seq:
+            raise Mistake(f"another state of the run {run} is in this store", code="INVALID_STATE")
+        kid = self._sealed_with()
+        if kid is not None and self._place.ring is None:
+            raise seal.KeyMissing(
+                f"This store is encrypted, with the key {kid}. Name it with --key.", kid=kid, context=run
+            )
+
+    def _is_listed(self, run: str) -> bool:
+        told = self._snapshot.manifest
+        if told is not None and run in told.live:
+            return True
+        state = runfiles.read_state(self._disk, run)
+        if state is None or summary.decode(state.summary).live:
+            return False
+        # A run that has ended and has a place below the next free one was filed, or was taken in to the end.
+        return told is not None and summary.decode(state.summary).place < told.places
+
+    def _sealed_with(self) -> str | None:
+        bodies = [entry.body for entry in self._entries[:1]]
+        bodies += (
+            [bytes(summary.decode(raw).body) for raw in list(self._snapshot.manifest.live.values())[:1]]
+            if self._snapshot.manifest
+            else []
+        )
+        return next((kid for body in bodies if (kid := seal.kid_of(body)) is not None), None)
+
+    def take(self, found: Parcel, path: Path) -> None:
+        """All of it, durable on return. May be repeated after a crash. Raises StorageError, OSError."""
+        sealing = self._place.seal(self._snapshot.store_id)
+        self._keep_blobs(path, sealing)
+        told = self._snapshot.manifest
+        place = self._next_place()
+        heads, body = summary.summarise(found.state, place, "")
+        raw = summary.encode(heads, sealing.seal(seal.summary_context(found.head.run_id, heads.last_seq), body))
+        state = self._write_files(found, raw, sealing)
+        self._write_manifest(found, heads, raw, told)
+        self._index(found.head.run_id, state, heads)
+
+    def _next_place(self) -> int:
+        """Beyond every place that is taken. Most runs that only the log holds get theirs at the next start, from the one after
+        this on; those of a checkpoint that was interrupted have theirs in their files."""
+        told = self._snapshot.manifest
+        taken = [told.places - 1 if told is not None else 0]
+        for run in dict.fromkeys(entry.run for entry in self._entries):
+            state = runfiles.read_state(self._disk, run)
+            if state is not None:
+                taken.append(summary.decode(state.summary).place)
+        return max(taken) + 1
+
+    def _keep_blobs(self, path: Path, sealing: seal.Seal) -> None:
+        kept = blobs.Blobs(self._store / FOLDER, sealing)
+        with path.open("rb") as stream:
+            for item in parcel.Reader(str(path), stream).items():
+                if isinstance(item, Line):
+                    continue
+                writer = kept.create()
+                writer.write(item[1])
+                writer.keep()
+
+    def _write_files(self, found: Parcel, raw: bytes, sealing: seal.Seal) -> State:
+        run, disk = found.head.run_id, self._disk
+        state, parts = runfiles.empty(run), []
+        chain, size = state.chain, 0
+        for line in found.lines:
+            sealed = Line(line.first, line.count, sealing.seal(seal.record_context(run, line.first), line.body))
+            data, chain = runfiles.history_line(chain, sealed)
+            parts.append(data)
+            size += len(data)
+        state = State(last_seq=found.head.last_seq, lines=len(parts), size=size, chain=chain, summary=raw)
+        folder, history, name = runfiles.folder_of(run), runfiles.history_of(run), runfiles.state_of(run)
+        for each in (runfiles.FOLDER, folder):
+            if not disk.exists(each):
+                disk.mkdir(each)
+        # What an import that was cut off has left counts only with its state; that is replaced last.
+        if disk.exists(name):
+            disk.unlink(name)
+            disk.syncdir(folder)
+        self._new(history, b"".join(parts))
+        disk.sync_many([history], [folder, runfiles.FOLDER, ""])
+        self._new(name + _DRAFT, runfiles.encode_state(run, state))
+        disk.sync_full(name + _DRAFT)
+        disk.rename(name + _DRAFT, name)
+        disk.syncdir(folder)
+        return state
+
+    def _write_manifest(self, found: Parcel, heads: Summary, raw: bytes, told: Manifest | None) -> None:
+        if told is None:
+            told = Manifest(
+                store_id=self._snapshot.store_id, app=__version__, epoch=self._snapshot.epoch, at=_now(), places=1, ended={},
+                base=Base(0, 0, 0),
+            )  # fmt: skip
+        ended = dict(told.ended)
+        live = dict(told.live)
+        if heads.live:
+            live[found.head.run_id] = raw
+        else:
+            ended[heads.status] = ended.get(heads.status, 0) + 1
+        members = {name: getattr(told, name) for name in told.__struct_fields__ if name != "live"}
+        # The next opening must not pass for the one in which the run was released: that was one of another store.
+        epoch = max(told.epoch, self._snapshot.epoch, found.state.released_epoch)
+        after = Manifest(**members | {"ended": ended, "places": heads.place + 1, "epoch": epoch})
+        self._new(manifest.FILE + _DRAFT, manifest.encode(after, live.items()))
+        self._disk.sync_full(manifest.FILE + _DRAFT)
+        self._disk.rename(manifest.FILE + _DRAFT, manifest.FILE)
+        self._disk.syncdir("")
+
+    def _index(self, run: str, state: State, heads: Summary) -> None:
+        path = self._store / FILE_NAME
+        row = ended_row(run, state, heads)
+        if row is None or not path.exists():
+            return  # it is made anew at the next start, by the number of runs that have ended
+        with contextlib.suppress(IndexUnusable):
+            index = Index(path)
+            index.update([row], (), index.through, self._snapshot.store_id)
+            index.close()
+
+    def _new(self, name: str, data: bytes) -> None:
+        if self._disk.exists(name):
+            self._disk.unlink(name)
+        self._disk.create(name)
+        self._disk.write(name, 0, data)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
