@@ -5,7 +5,7 @@ disk. Does not know: what a test makes of it. Each rig leaves the rest of the da
 
 `--calls FILE`: a line for each mutating call, before it. `--kill-before N`: SIGKILL instead of the N-th of them.
 `--fail CALL:ERRNO[:PREFIX]` with `--while FILE`: as long as FILE is there, such a call on a name that begins with PREFIX
-fails; of a write, half of the data is in the file by then. `--no-sync`: nothing is made durable, and nobody is told.
+fails; of a write, half of the data is in the file by then. `--no-sync CALL`: it makes nothing durable, and nobody is told.
 `--fill FOLDER`: each end of the log is met once by a file system without room: FOLDER, on the same one, gets a file that
 takes all that is left. `--retry MS`: what could not be recorded, or opened, is tried again after so long.
 `--segment-bytes N`: a segment of the log takes no more. `--checkpoint-every N`: the log is moved to the files of runs when it
@@ -39,7 +39,6 @@ from rpcagent.journal.wal import Wal
 from rpcagent.runs import engine, keeper
 
 READS = {"names", "exists", "read", "read_at", "size", "release", "close", "disarm"}
-SYNCS = {"sync", "sync_full", "syncdir", "sync_many"}
 LOG = "wal/"
 FILLER = "filler"
 
@@ -52,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kill-before", type=int)
     parser.add_argument("--fail", action="append", default=[])
     parser.add_argument("--while", dest="marker", type=Path)
-    parser.add_argument("--no-sync", action="store_true")
+    parser.add_argument("--no-sync", action="append", default=[])
     parser.add_argument("--fill", type=Path)
     parser.add_argument("--retry", type=int, metavar="MS")
     parser.add_argument("--segment-bytes", type=int)
@@ -66,9 +65,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def set_up(options: argparse.Namespace) -> None:
     """The rigs that nearest to the disk come first; the one that counts and kills is around them all."""
-    if options.no_sync:
-        for name in SYNCS & vars(RealDisk).keys():
-            _wrap(name, lambda _original, *_args: None)
+    for name in options.no_sync:
+        _wrap(name, lambda _original, *_args: None)
     if options.slow_sync is not None:
         slow_sync(options.slow_sync)
     for what in options.fail:

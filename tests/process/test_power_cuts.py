@@ -96,11 +96,13 @@ def lost(daemon: Daemon, work: Work, called: set[str]) -> list[str]:
     except Refused as refusal:
         assert refusal.code == "STORE_DAMAGED"
         return [refusal.message]
+    if damaged := [run["runId"] for run in runs if run["status"] == "damaged"]:
+        return damaged
     found = {run["clientRequestId"]: run["runId"] for run in runs}
     missing = [key for key, run_id in work.acknowledged.items() if found.get(key) != run_id]
     missing += [f"the run of the call {key}" for key in called - found.keys()]
     for key in called & found.keys():
-        steps = daemon.call("status", runId=found[key])["steps"]
+        steps = daemon.call("status", runId=found[key]).get("steps", [])
         if not any(step["name"] == "outside.act" and step["status"] != "not_started" for step in steps):
             missing.append(f"the intent of the call {key}")
     if not missing:
@@ -153,8 +155,12 @@ def test_after_a_power_cut_all_that_was_acknowledged_and_every_intent_of_a_call_
     assert cuts(nursery, service, tmp_path, CUTS) == [[]] * CUTS
 
 
-def test_a_daemon_that_does_not_sync_would_be_found_out(service: CountingService, nursery: Nursery, tmp_path: Path):
-    assert any(cuts(nursery, service, tmp_path, CUTS_WITHOUT_SYNCS, ("--no-sync",)))
+@pytest.mark.parametrize("call", ["sync", "sync_many"])
+def test_a_daemon_that_does_not_sync_would_be_found_out(
+    service: CountingService, nursery: Nursery, tmp_path: Path, call: str
+):
+    """Neither its log, nor what a checkpoint moves out of that."""
+    assert any(cuts(nursery, service, tmp_path, CUTS_WITHOUT_SYNCS, ("--no-sync", call)))
 
 
 @pytest.mark.slow
