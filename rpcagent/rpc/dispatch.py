@@ -29,6 +29,7 @@ from rpcagent.rpc.choices import choices_at
 from rpcagent.rpc.jsonrpc import Call, Fail, Id, Ok
 
 URGENT_SPARE = 64
+_READING_MAX = 4
 _NAME_SHOWN_MAX = 100
 _REASON_SHOWN_MAX = 300
 
@@ -239,6 +240,7 @@ class Session:
         self.ignored = 0
         """Messages with nothing to say and nothing done: notifications of mutating methods or beyond the limit, and
         stray answers."""
+        self._reading = asyncio.Semaphore(_READING_MAX)
         self._unstarted = False
         self._settled = asyncio.Event()
         self._settled.set()
@@ -276,7 +278,7 @@ class Session:
             if answer is not None:
                 self._send(self._dispatcher.encode(answer, call.method))
         elif self.in_flight < self._max_in_flight + (URGENT_SPARE if method.urgent else 0):
-            self._start(self._run(call))
+            self._start(self._run_reading(call) if method.inline else self._run(call))
         elif call.id is UNSET:
             self.ignored += 1
         else:
@@ -299,6 +301,18 @@ class Session:
             if answer is not None:
                 await self._room()
                 self._send(self._dispatcher.encode(answer, call.method))
+        finally:
+            self._ended()
+
+    async def _run_reading(self, call: Call) -> None:
+        """What is read from files may be large: few are held at once, and none is read before there is room for it."""
+        try:
+            async with self._reading:
+                await self._room()
+                answer = await self._execute(call)
+                if answer is not None:
+                    await self._room()
+                    self._send(self._dispatcher.encode(answer, call.method))
         finally:
             self._ended()
 
