@@ -414,6 +414,8 @@ class Daemon:
             with anyio.move_on_after(max(self._grace_ms, 1_000) / 1000):
                 await self._session.settled()
             await supervisor.drain(self._grace_ms)
+            if self._exit != EXIT_POISONED and not self._config.hold:
+                await self._store.keeper.finish()
         with anyio.move_on_after(1.0):
             await self._wire.drained()
 

@@ -6,6 +6,7 @@ chained hash, so that the request's hash costs the same however long the history
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,12 +15,25 @@ from rpcagent.ids import digest_of
 from rpcagent.runs.state import RECENT_STEPS, Message, RunState, Step
 
 
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
 def said(state: RunState, messages: tuple[Message, ...]) -> RunState:
     """The state with `messages` at the end of its context."""
     context_hash = state.context_hash
     for message in messages:
         context_hash = digest_of([context_hash, message])
     return replace(state, messages=state.messages + messages, context_hash=context_hash)
+
+
+def keeping(state: RunState, blobs: tuple[str, ...], result: dict[str, Any] | None) -> RunState:
+    """The state of a run that refers to large outputs from now on. An event of before `blobs` names its output in the result
+    alone, and so does one that came too late."""
+    content = (result or {}).get("structuredContent")
+    if not blobs and isinstance(content, dict) and "outputFile" in content:
+        digest = content.get("outputSha256")
+        blobs = (digest,) if isinstance(digest, str) and _DIGEST.fullmatch(digest) else ()
+    return replace(state, blobs=tuple(dict.fromkeys(state.blobs + blobs))) if blobs else state
 
 
 def context_after_turn(state: RunState) -> RunState:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from rpcagent.ids import digest_of
 from rpcagent.runs import events as ev
-from rpcagent.runs.context import context_after_turn, said
+from rpcagent.runs.context import context_after_turn, keeping, said
 from rpcagent.runs.state import Approval, ApprovalStatus, Message, Request, RunState, Spent, Step
 from rpcagent.runs.transitions import APPROVAL_TABLE, RUN_TABLE, STEP_TABLE, IllegalTransition
 
@@ -230,9 +230,7 @@ def _bind(state: RunState, step_id: str) -> RunState:
 def _tool_completed(state: RunState, event: ev.ToolCompleted, at: datetime) -> RunState:
     before = state.steps.get(event.step_id)
     step = _move(state, event.step_id, event, result=event.result, source=event.source, ended_at=at, interrupted=False)
-    if event.blobs:
-        state = replace(state, blobs=tuple(dict.fromkeys(state.blobs + event.blobs)))
-    return _with(state, step, spent=_closing(before or step, state.spent, at))
+    return _with(keeping(state, event.blobs, event.result), step, spent=_closing(before or step, state.spent, at))
 
 
 def _step_failed(state: RunState, event: ev.StepFailed, at: datetime) -> RunState:
@@ -293,6 +291,10 @@ def _step_unknown(state: RunState, event: ev.StepUnknown, at: datetime) -> RunSt
 def _step_denied(state: RunState, event: ev.StepDenied, at: datetime) -> RunState:
     step = _move(state, event.step_id, event, ended_at=at, error=ev.Trouble(kind=event.reason, message=event.message))
     return _bind(_with(state, step), event.step_id)
+
+
+def _late_outcome(state: RunState, event: ev.LateOutcome, _at: datetime) -> RunState:
+    return keeping(state, (), event.result)
 
 
 def _unchanged(state: RunState, _event: ev.Event, _at: datetime) -> RunState:
@@ -478,7 +480,7 @@ _APPLY: Final = cast(
         ev.LookedUp: _looked_up,
         ev.StepUnknown: _step_unknown,
         ev.StepDenied: _step_denied,
-        ev.LateOutcome: _unchanged,
+        ev.LateOutcome: _late_outcome,
         ev.ApprovalRequested: _approval_requested,
         ev.ApprovalDecided: _approval_decided,
         ev.ApprovalExpired: _approval_expired,

@@ -78,6 +78,11 @@ class Keeper:
                 await self._attempt(self.tidy)
                 tidied = anyio.current_time()
 
+    async def finish(self) -> None:
+        """At an orderly end: the next start does not read what this process did not get to move."""
+        while self.due and self.trouble is None:
+            await self._attempt(self.checkpoint)
+
     @property
     def due(self) -> bool:
         supervisor = self._supervisor

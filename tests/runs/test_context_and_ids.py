@@ -8,6 +8,7 @@ import pytest
 from rpcagent import ids
 from rpcagent.ids import digest_of
 from rpcagent.runs import events as ev
+from rpcagent.runs.context import keeping
 from rpcagent.runs.definition import Definition
 from rpcagent.runs.outcomes import AskedCall, Failed, ModelReply
 from rpcagent.runs.requests import StepCommand
@@ -142,3 +143,27 @@ def test_the_step_that_ends_the_run_is_answered_in_the_commit_that_ends_it():
     assert story.kinds()[-3:] == ["ModelAnswered", "RequestSettled", "RunCompleted"]
     assert story.state.run_id == RUN
     assert DONE["content"]
+
+
+DIGEST = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("blobs", "content", "kept"),
+    [
+        ((DIGEST,), {}, (DIGEST,)),
+        ((), {"outputFile": "/elsewhere/blobs/x", "outputSha256": DIGEST}, (DIGEST,)),  # before events had `blobs`
+        ((), {"outputSha256": DIGEST}, ()),  # it was counted, and not kept
+        ((), {"outputFile": "x", "outputSha256": "../../etc"}, ()),
+        ((), {"outputFile": "x", "outputSha256": 7}, ()),
+        ((), [], ()),
+    ],
+)
+def test_a_run_refers_to_the_large_outputs_that_its_results_name(
+    blobs: tuple[str, ...], content: object, kept: tuple[str, ...]
+):
+    state = Story(definition()).state
+    result: dict[str, Any] = {"content": [], "structuredContent": content}
+    assert keeping(state, blobs, result).blobs == kept
+    assert keeping(keeping(state, blobs, result), blobs, result).blobs == kept
+    assert keeping(state, (), None).blobs == ()
