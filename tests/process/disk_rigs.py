@@ -7,9 +7,9 @@ disk. Does not know: what a test makes of it. Each rig leaves the rest of the da
 `--fail CALL:ERRNO[:PREFIX]` with `--while FILE`: as long as FILE is there, such a call on a name that begins with PREFIX
 fails; of a write, half of the data is in the file by then. `--no-sync CALL`: it makes nothing durable, and nobody is told.
 `--fill FOLDER`: each end of the log is met once by a file system without room: FOLDER, on the same one, gets a file that
-takes all that is left. `--retry MS`: what could not be recorded, or opened, is tried again after so long.
+takes all that is left. `--retry MS`: what could not be recorded, opened, or moved, is tried again after so long.
 `--segment-bytes N`: a segment of the log takes no more. `--checkpoint-every N`: the log is moved to the files of runs when it
-has so many records. `--slow-sync MS`: each sync of a log segment takes so much longer.
+has so many records. `--tidy-every MS`: what retention lets go is deleted so often. `--slow-sync MS`: each sync of a log segment takes so much longer.
 `--wall-clock FILE`: the wall clock is off by the seconds that stand in FILE, as often as that changes.
 `--store-id ID`: a new store gets this one, and so all names in it are known beforehand.
 `--trace JSON`: strace with these arguments is attached before the store is touched; with `--trace-open` after it was opened.
@@ -56,6 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retry", type=int, metavar="MS")
     parser.add_argument("--segment-bytes", type=int)
     parser.add_argument("--checkpoint-every", type=int, metavar="RECORDS")
+    parser.add_argument("--tidy-every", type=float, metavar="MS")
     parser.add_argument("--slow-sync", type=float, metavar="MS")
     parser.add_argument("--wall-clock", type=Path)
     parser.add_argument("--store-id")
@@ -76,9 +77,14 @@ def set_up(options: argparse.Namespace) -> None:
     if options.retry is not None:
         assert engine.RETRY_WRITE_MS > 0 and daemon.LOCK_RETRY_S > 0
         engine.RETRY_WRITE_MS, daemon.LOCK_RETRY_S = options.retry, options.retry / 1_000
+        assert keeper.AGAIN_S > 0
+        keeper.AGAIN_S = options.retry / 1_000
     if options.checkpoint_every is not None:
         assert keeper.TAIL_RECORDS > 0
         keeper.TAIL_RECORDS = options.checkpoint_every
+    if options.tidy_every is not None:
+        assert min(keeper.IDLE_S, keeper.TIDY_S, keeper.FIRST_TIDY_S) > 0
+        keeper.IDLE_S = keeper.TIDY_S = keeper.FIRST_TIDY_S = options.tidy_every / 1_000
     if options.segment_bytes is not None:
         defaults = Wal.open.__func__.__kwdefaults__  # type: ignore[attr-defined]
         assert "segment_bytes" in defaults
@@ -131,9 +137,10 @@ def count(calls: Path | None, kill_before: int | None) -> None:
 def fail(marker: Path, call: str, code: str, prefix: str = "") -> None:
     number: int = getattr(errno, code)
 
-    def around(original: Call, disk: RealDisk, name: str, *args: Any, **named: Any) -> Any:
-        if not name.startswith(prefix) or not marker.exists():
-            return original(disk, name, *args, **named)
+    def around(original: Call, disk: RealDisk, name: Any, *args: Any) -> Any:
+        names = [name] if isinstance(name, str) else [*name, *args[0]]  # or files, and folders
+        if not any(one.startswith(prefix) for one in names) or not marker.exists():
+            return original(disk, name, *args)
         if call == "write":
             offset, data = args
             original(disk, name, offset, data[: len(data) // 2])

@@ -6,6 +6,8 @@ the wall says counts, for time passes while no daemon runs; it never counts back
 
 from __future__ import annotations
 
+import select
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 from tests.process.nursery import Nursery
 from tests.process.outside import Seen, agent, seen, step_of
-from tests.process.wire_driver import Daemon, refused
+from tests.process.wire_driver import WAIT_S, Daemon, refused
 from tests.service.driver import CountingService
 
 pytestmark = pytest.mark.process
@@ -47,8 +49,8 @@ class Clocked:
     store: Path
     wall: Path
 
-    def daemon(self) -> Daemon:
-        return self.nursery.daemon(self.store, rig=("--wall-clock", str(self.wall)))
+    def daemon(self, *options: str, rig: tuple[str, ...] = ()) -> Daemon:
+        return self.nursery.daemon(self.store, *options, rig=("--wall-clock", str(self.wall), *rig))
 
     def set(self, seconds: int) -> None:
         """Off by so much from now on; at once, as a reader sees it."""
@@ -56,10 +58,12 @@ class Clocked:
         new.write_text(str(seconds))
         new.rename(self.wall)
 
-    def start(self, daemon: Daemon, key: str, effect: Any = "at_most_once", **more: Any) -> str:
+    def start(
+        self, daemon: Daemon, key: str, effect: Any = "at_most_once", labels: dict[str, str] | None = None, **more: Any
+    ) -> str:
         """Answered when the run rests: it waits for a person or the clock, or is over."""
         params = {"clientRequestId": key, "agent": agent(self.service, effect, key, **more), "input": ""}
-        run_id: str = daemon.call("start", **params, waitMs=20_000)["runId"]
+        run_id: str = daemon.call("start", **params, labels=labels or {}, waitMs=20_000)["runId"]
         return run_id
 
     def put_off(self, daemon: Daemon, key: str, seconds: int) -> str:
@@ -177,3 +181,45 @@ def test_a_clock_that_went_back_between_two_daemons_keeps_questions_waits_and_th
         assert instants(daemon, asked) == sorted(instants(daemon, asked))
     effects = {key: seen(clocked.service, key) for key in ("asked", "later", "new")}
     assert effects == {"asked": Seen(1, 1), "later": Seen(1, 0), "new": Seen(1, 1)}
+
+
+RETENTION = """
+[retention]
+rules = [{ label = "brief", after = "1ms" }, { after = "1d" }]
+"""
+TIDY = ("--checkpoint-every", "4", "--tidy-every", "50")
+
+
+def until_tidied(clocked: Clocked, daemon: Daemon, key: str) -> None:
+    """Runs that need not be kept at all come and go: by then, all that is due was looked at."""
+    brief = clocked.start(daemon, key, "read_only", labels={"brief": ""})
+    end = time.monotonic() + WAIT_S
+    while brief in {run["runId"] for run in daemon.call("list", limit=100)["runs"]}:
+        assert time.monotonic() < end, "it is not deleted"
+        select.select([daemon._out()], [], [], 0.02)
+
+
+def test_retention_goes_by_the_time_that_passed_and_not_by_a_clock_that_is_set_under_the_daemon(
+    clocked: Clocked, tmp_path: Path
+):
+    config = tmp_path / "config.toml"
+    config.write_text(RETENTION)
+    with clocked.daemon("--config", str(config), rig=TIDY) as daemon:
+        daemon.listen()
+        paid = clocked.start(daemon, "paid")
+        for number, seconds in enumerate((DAYS, -DAYS)):
+            clocked.set(seconds)
+            until_tidied(clocked, daemon, f"brief-{number}")
+            assert [run["runId"] for run in daemon.call("list")["runs"]] == [paid]
+        daemon.kill()
+    with clocked.daemon("--config", str(config), rig=TIDY) as daemon:  # three days ago, by the wall
+        until_tidied(clocked, daemon, "brief-2")
+        assert clocked.start(daemon, "paid") == paid
+        daemon.kill()
+    clocked.set(DAYS)
+    with clocked.daemon("--config", str(config), rig=TIDY) as daemon:
+        until_tidied(clocked, daemon, "brief-3")
+        assert daemon.call("list")["runs"] == []
+        with refused("KEY_EXPIRED"):
+            clocked.start(daemon, "paid")
+    assert seen(clocked.service, "paid") == Seen(1, 1)

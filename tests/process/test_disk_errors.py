@@ -375,6 +375,7 @@ def test_a_store_that_goes_away_ends_the_daemon_before_it_acknowledges_anything_
         while busy and segment.stat().st_size == size:
             daemon.call("status")  # bounded: it is written, and then its sync is slow
         go_away(store)
+        assert state_of(daemon) == ("poisoned", "poisoned", "ESTALE")
         after = daemon.send("start", **runs.params("after"))
         answer = daemon.answer(first) if first is not None else {}
         told = {"code": "STORAGE", "retryable": False, "errno": "ESTALE"}
