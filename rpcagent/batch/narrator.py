@@ -67,6 +67,7 @@ class Narrator:
             "run_cancelled": self._run_cancelled,
             "run_completed": self._run_completed,
             "run_failed": self._run_failed,
+            "run_deleted": self._run_deleted,
         }
 
     def told(self, element: Event) -> Line:
@@ -185,6 +186,9 @@ class Narrator:
 
     def _run_failed(self, event: Event, _at: str) -> Line:
         return Line("failed", self._short(f"the run: {self._trouble(event)}"), "bad")
+
+    def _run_deleted(self, event: Event, _at: str) -> Line:
+        return Line("deleted", self._short(f"by the rules of retention: {event.get('reason', '')}"), "dim")
 
 
 def ordinal(approval_id: str) -> str:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from rpcagent.ids import digest_of
 from rpcagent.runs.state import RECENT_STEPS, Message, RunState, Step
 
-
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 

@@ -132,12 +132,16 @@ class Roster:
 
     def _take(self, run_id: str, filed: Summary | None) -> Actor:
         """`filed`: as its files say, which may be further than what is parked."""
-        heads = self.parked.pop(run_id, None) or filed
+        parked = self.parked.pop(run_id, None)
+        heads = parked or filed
         actor = self.actor(run_id)
         if heads is not None:
             actor.place = heads.place
             self._shown[run_id] = heads.status  # it is counted already
-        if (sheet := filed or heads) is not None:
+        sheet = filed or heads
+        if parked is not None and sheet is not None and not sheet.live:
+            sheet = parked  # the manifest does not know yet that it ended: the next one counts it
+        if sheet is not None:
             actor.sheet = (sheet, bytes(sheet.body))
         return actor
 

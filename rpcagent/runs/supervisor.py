@@ -133,9 +133,8 @@ class Supervisor:
 
     def _fold(self, actor: Actor, tail: list[Recorded]) -> None:
         for record in tail:
-            if record.last <= actor.filed:
-                continue  # a checkpoint was interrupted after it had filed this run
-            if actor.failed is None:
+            # A checkpoint may have been interrupted after it had filed this run. The next one files and counts it again.
+            if actor.failed is None and record.last > actor.filed:
                 try:
                     actor.state = apply(actor.state, ev.decode(record.body), actor.run_id)
                 except Exception as error:  # noqa: BLE001 - whatever stands in one run's records, all others open
