@@ -6,7 +6,7 @@ import sys
 import time
 from datetime import timedelta
 
-from . import scenarios, sweep
+from . import planted_files, scenarios, sweep
 from .loop import run
 from .planted import PLANTED, planted
 
@@ -27,11 +27,19 @@ async def _report() -> bool:
         show("singles", await sweep.singles(scenario))
         show("singles, clock put back a day", await sweep.singles(scenario, back=timedelta(days=1)))
         show("doubles, every 5th first crash", await sweep.doubles(scenario, 5))
+    for scenario in (scenarios.A, *scenarios.OTHERS, scenarios.DELETED):
+        show("singles, with checkpoints", await sweep.singles(scenario, kept=True))
+        show("doubles, with checkpoints", await sweep.doubles(scenario, 11, kept=True, step=5))
     show("no space for one record", await sweep.no_space(scenarios.A))
     show("no space for two records", await sweep.no_space(scenarios.A, both=True))
     for name, kind in PLANTED.items():
         with planted(kind):
             tally = await sweep.singles(scenarios.A, kind=kind)
+        good &= bool(tally.failures)
+        print(f"planted: {name}: found in {len(tally.failures)} of {tally.scenarios} scenarios")
+    for name, (scenario, bug) in planted_files.PLANTED.items():
+        with bug():
+            tally = await sweep.singles(scenario, kept=True)
         good &= bool(tally.failures)
         print(f"planted: {name}: found in {len(tally.failures)} of {tally.scenarios} scenarios")
     return good

@@ -5,8 +5,9 @@ It sends each answered request once more, and expects the same decision. It answ
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import anyio
 import msgspec
@@ -14,6 +15,7 @@ from rpcagent import errors
 from rpcagent.ids import digest_of, run_id
 from rpcagent.runs import events as ev
 from rpcagent.runs.definition import Definition, Drive, Recovery
+from rpcagent.runs.engine import Actor
 from rpcagent.runs.requests import ApproveCommand, Ask, CancelCommand, Command, ResumeCommand, StepCommand
 from rpcagent.runs.state import Approval, RunState
 from rpcagent.runs.supervisor import Answer, Supervisor
@@ -23,6 +25,7 @@ from .outside import Service, result_of
 from .process import Died, Process, call
 from .world import World
 
+T = TypeVar("T")
 Truth = Literal["happened", "happened_without_result", "abandon"]
 METHODS: dict[type, ev.Method] = {
     StepCommand: "step",
@@ -69,7 +72,7 @@ class Client:
         while True:
             await self.world.alive.wait()
             try:
-                answer = await call(self.world, self._process(), ask)
+                answer = await call(self.world, self._process(), lambda process: ask(process.supervisor))
             except Died:
                 continue
             except errors.RpcAgentError as refusal:
@@ -84,7 +87,15 @@ class Client:
 
     async def start(self, key: str, definition: Definition, drive: Drive = "auto", recovery: Recovery = "auto") -> str:
         """The run's id, which the caller can tell beforehand."""
+        run = run_id(self.world.store_id, "", key)
+        decision = await self.try_start(key, definition, drive, recovery)
+        if decision != {"runId": run}:
+            self.world.breach(f"start answered {decision}")
+        return run
 
+    async def try_start(
+        self, key: str, definition: Definition, drive: Drive = "auto", recovery: Recovery = "auto"
+    ) -> dict[str, Any] | Refused:
         def ask(supervisor: Supervisor) -> Awaitable[Answer]:
             event = ev.RunStarted(
                 client_request_id=key,
@@ -98,11 +109,16 @@ class Client:
             )
             return supervisor.start(event, 0)
 
-        run = run_id(self.world.store_id, "", key)
-        decision = await self.send(run, key, ask)
-        if decision != {"runId": run}:
-            self.world.breach(f"start answered {decision}")
-        return run
+        return await self.send(run_id(self.world.store_id, "", key), key, ask)
+
+    async def delete(self, run: str) -> None:
+        """Lets retention have a run that has ended, and waits until it is deleted."""
+        self.world.let_go.add(run)
+        while run not in self.world.deleted:
+            await self.world.alive.wait()
+            with contextlib.suppress(Died):
+                await call(self.world, self._process(), Process.delete)
+            await anyio.sleep(0.1)
 
     async def ask(self, run: str, key: str, command: Command, wait_ms: int = 30_000) -> dict[str, Any] | Refused:
         method = METHODS[type(command)]
@@ -116,16 +132,26 @@ class Client:
     # Looking
 
     async def state(self, run: str) -> RunState:
-        await self.world.alive.wait()
-        state = (await self._process().supervisor.find(run)).state
-        self.world.seen(run, state, "status")
-        assert state is not None
-        return state
+        def shown(_supervisor: Supervisor, actor: Actor) -> RunState:
+            self.world.seen(run, actor.state, "status")
+            assert actor.state is not None
+            return actor.state
+
+        return await self._look(run, shown)
 
     async def status(self, run: str) -> str:
-        await self.world.alive.wait()
-        supervisor = self._process().supervisor
-        return supervisor.status_of(await supervisor.find(run))
+        return await self._look(run, lambda supervisor, actor: supervisor.status_of(actor))
+
+    async def _look(self, run: str, shown: Callable[[Supervisor, Actor], T]) -> T:
+        """Reading changes nothing, so nobody dies of it; what a process shows that dies meanwhile is not seen."""
+        while True:
+            await self.world.alive.wait()
+            process = self._process()
+            actor = await process.supervisor.find(run)
+            if not self.world.dead and process is self._process():
+                found = shown(process.supervisor, actor)
+                await process.rest()
+                return found
 
     async def until(self, run: str, *statuses: str) -> str:
         """Polls, ever more slowly."""

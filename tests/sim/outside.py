@@ -117,11 +117,15 @@ def result_of(op: str) -> dict[str, Any]:
 
 
 class Author:
-    """The Model port: turn n of the script for a context with n answers in it. Checks every context it is shown."""
+    """The Model port: turn n of the script for a context with n answers in it. Checks every context it is shown. `others`:
+    scripts of other agents than that of the scenario."""
 
-    def __init__(self, world: World, script: tuple[Turn, ...]) -> None:
+    def __init__(
+        self, world: World, script: tuple[Turn, ...], others: dict[str, tuple[Turn, ...]] | None = None
+    ) -> None:
         self.world = world
         self.script = script
+        self.others = others or {}
         self.hashes: dict[str, str] = {}
         self.contexts: dict[str, bytes] = {}
         self.asked: Counter[str] = Counter()
@@ -131,7 +135,8 @@ class Author:
     ) -> ModelReply | NotDone | Failed | Lost:
         await self.world.point("model: before it is asked")
         self._check(request)
-        turn = self.script[sum(m.role == "assistant" for m in request.messages)]
+        script = self.others.get(request.definition.agent, self.script)
+        turn = script[sum(m.role == "assistant" for m in request.messages)]
         self.asked[request.step_id] += 1
         emit(turn.text)
         await anyio.sleep(0.01)

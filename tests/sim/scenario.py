@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from unittest.mock import patch
 
 import anyio
 import anyio.abc
 import msgspec
+from rpcagent.runs import roster
 from rpcagent.runs.definition import Budget, Definition, Drive, ModelSettings, Recovery, Rule
 from rpcagent.runs.state import RunState, Step
 from rpcagent.runs.supervisor import Supervisor
@@ -22,7 +24,8 @@ ALLOW = (Rule(do="allow", effect="idempotent"), Rule(do="allow", effect="reconci
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """What is run, what the client does, and how it may end. `drama` is the client's part, from the run's id to its
-    last status. `undone`: operations that may have been left out (denied, cancelled, abandoned)."""
+    last status. `undone`: operations that may have been left out (denied, cancelled, abandoned). `others`: scripts of the
+    agents of other runs."""
 
     name: str
     script: tuple[Turn, ...]
@@ -34,10 +37,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     recovery: Recovery = "auto"
     habits: Habits = Habits()
     undone: frozenset[str] = frozenset()
+    others: dict[str, tuple[Turn, ...]] = {}
+    most_seconds: float = MOST_SECONDS
 
-    def definition(self) -> Definition:
+    def definition(self, agent: str = "") -> Definition:
         return Definition(
-            agent=self.name,
+            agent=agent or self.name,
             model=ModelSettings(max_output_tokens=100, retry_for_ms=3_600_000),
             tools=TOOLS,
             rules=self.rules,
@@ -59,12 +64,18 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def play(
-    scenario: Scenario, plan: Plan = UNDISTURBED, told: Truth = "happened", kind: type[Supervisor] = Supervisor
+    scenario: Scenario,
+    plan: Plan = UNDISTURBED,
+    told: Truth = "happened",
+    kind: type[Supervisor] = Supervisor,
+    *,
+    kept: bool = False,
 ) -> Ending:
-    """One scenario from its first request to its end, through all crashes of the plan."""
+    """One scenario from its first request to its end, through all crashes of the plan. `kept`: each process makes a
+    checkpoint after every commit, and keeps no run at rest in memory."""
     world = World(plan)
     service = Service(world, scenario.habits)
-    author = Author(world, scenario.script)
+    author = Author(world, scenario.script, scenario.others)
     alive: list[Process] = []
     client = Client(world, service, lambda: alive[-1], told)
     status = "stuck"
@@ -72,14 +83,15 @@ async def play(
     async def lives() -> None:
         while True:
             world.opened()
-            alive.append(Process(world, service, author, kind))
+            alive.append(Process(world, service, author, kind, kept=kept))
             await alive[-1].live()
 
     async def client_side() -> None:
         nonlocal status
         run = await client.start("start-1", scenario.definition(), scenario.drive, scenario.recovery)
         status = await scenario.drama(client, run)
-        _check(scenario, client, world, await client.state(run), status)
+        state = world.durable[run] if run in world.deleted else await client.state(run)
+        _check(scenario, client, world, state, status)
         world.over.set()
 
     async def to_the_end(tasks: anyio.abc.TaskGroup) -> None:
@@ -88,7 +100,10 @@ async def play(
         tasks.cancel_scope.cancel()
 
     try:
-        with anyio.move_on_after(MOST_SECONDS):
+        with (
+            anyio.move_on_after(scenario.most_seconds),
+            patch.object(roster, "RESIDENT", 0 if kept else roster.RESIDENT),
+        ):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(lives)
                 tasks.start_soon(client_side)

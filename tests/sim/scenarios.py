@@ -81,6 +81,9 @@ async def cancels(client: Client, run: str) -> str:
 
 
 A = Scenario(name="main", script=MAIN, drama=plain)
+EXPIRES = Scenario(
+    name="approval expired", script=MAIN, drama=silent, rules=ASK, undone=frozenset({"pay"}), most_seconds=1_000.0,
+)  # fmt: skip
 OTHERS = (
     Scenario(name="manual drive", script=MAIN, drama=plain, drive="manual"),
     Scenario(name="recovery confirm", script=MAIN, drama=plain, recovery="confirm"),
@@ -95,7 +98,7 @@ OTHERS = (
         ends=frozenset({"cancelled"}), undone=frozenset({"pay"}),
     ),
     Scenario(name="approval denied", script=MAIN, drama=denied, undone=frozenset({"pay"})),
-    Scenario(name="approval expired", script=MAIN, drama=silent, rules=ASK, undone=frozenset({"pay"})),
+    EXPIRES,
     Scenario(name="two deciders", script=PAYS, drama=races, undone=frozenset({"pay"})),
     Scenario(name="budget extended", script=MAIN, drama=plain, budget=Budget(attempts=4)),
     Scenario(
@@ -110,3 +113,37 @@ OTHERS = (
         name="requests lost", script=MAIN, drama=plain, habits=Habits(drops=frozenset({"b", "put", "close", "pay"})),
     ),
 )  # fmt: skip
+
+
+NEIGHBOUR = "neighbour"
+LATER = "later"
+
+
+async def deleted(client: Client, run: str) -> str:
+    """The run ends and is deleted, beside one that waits all the time; its key is never taken again."""
+    neighbour = await client.start("start-2", DELETED.definition(NEIGHBOUR))
+    status = await client.see_through(run)
+    await client.until(neighbour, "waiting")
+    await client.start("start-1", DELETED.definition())  # a repeat is answered from the files
+    await client.delete(run)
+    for moment in ("at once", "later"):
+        told = await client.try_start("start-1", DELETED.definition())
+        if not isinstance(told, Refused) or told.code != "KEY_EXPIRED":
+            client.world.breach(f"the key of a deleted run is answered {told} {moment}")
+        if moment == "at once":
+            later = await client.start("start-3", DELETED.definition(LATER))
+            if await client.see_through(later) != "completed":
+                client.world.breach("a run that began after the deletion did not complete")
+    if await client.see_through(neighbour) != "completed":
+        client.world.breach("the run that waited did not complete")
+    return status
+
+
+DELETED = Scenario(
+    name="deleted", script=PAYS, drama=deleted,
+    others={
+        NEIGHBOUR: (Turn("pays", (("bank.pay", "rent"),)), Turn("The end.")),
+        LATER: (Turn("puts", (("kv.put", "late"),)), Turn("The end.")),
+    },
+)  # fmt: skip
+"""Needs files: nothing is deleted without."""

@@ -12,7 +12,8 @@ from .scenario import Ending, Scenario, play
 from .world import Plan
 
 MOST_POINTS = 120
-"""Where an engine goes in circles, not every point of the circle is tried."""
+MOST_KEPT = 300
+"""Where an engine goes in circles, not every point of the circle is tried. With checkpoints there are more points."""
 
 
 class Tally(msgspec.Struct):
@@ -39,9 +40,11 @@ class Tally(msgspec.Struct):
         return "\n".join([f"{line}, {self.unknown} with a person's answer about an unknown outcome", *shown])
 
 
-async def undisturbed(scenario: Scenario, told: Truth = "happened", kind: type[Supervisor] = Supervisor) -> Tally:
+async def undisturbed(
+    scenario: Scenario, told: Truth = "happened", kind: type[Supervisor] = Supervisor, *, kept: bool = False
+) -> Tally:
     """The scenario without a crash."""
-    ending = await play(scenario, Plan(), told, kind)
+    ending = await play(scenario, Plan(), told, kind, kept=kept)
     tally = Tally(name=scenario.name, points=len(ending.points[0]))
     tally.note((), ending)
     return tally
@@ -52,22 +55,36 @@ async def singles(
     told: Truth = "happened",
     kind: type[Supervisor] = Supervisor,
     back: timedelta = timedelta(0),
+    *,
+    kept: bool = False,
+    stride: int = 1,
+    enough: int | None = None,
 ) -> Tally:
-    """One crash, at each point in turn; and none."""
-    tally = await undisturbed(scenario, told, kind)
-    for first in range(1, min(tally.points, MOST_POINTS) + 1):
-        tally.note((first,), await play(scenario, Plan(crashes=(first,), back=back), told, kind))
+    """One crash, at each `stride`-th point in turn; and none. Not all of them where `enough` have failed."""
+    tally = await undisturbed(scenario, told, kind, kept=kept)
+    for first in range(1, min(tally.points, MOST_KEPT if kept else MOST_POINTS) + 1, stride):
+        if enough is not None and len(tally.failures) >= enough:
+            break
+        tally.note((first,), await play(scenario, Plan(crashes=(first,), back=back), told, kind, kept=kept))
     return tally
 
 
-async def doubles(scenario: Scenario, stride: int = 1, told: Truth = "happened", offset: int = 0) -> Tally:
-    """A crash at every `stride`-th point, and a second one at each point that the next process passes."""
-    tally = await undisturbed(scenario, told)
+async def doubles(
+    scenario: Scenario,
+    stride: int = 1,
+    told: Truth = "happened",
+    offset: int = 0,
+    *,
+    kept: bool = False,
+    step: int = 1,
+) -> Tally:
+    """A crash at every `stride`-th point, and a second one at each point (or each `step`-th) that the next process passes."""
+    tally = await undisturbed(scenario, told, kept=kept)
     for first in range(1 + offset, tally.points + 1, stride):
-        alone = await play(scenario, Plan(crashes=(first,)), told)
+        alone = await play(scenario, Plan(crashes=(first,)), told, kept=kept)
         after = len(alone.points[1]) if len(alone.points) > 1 else 0
-        for second in range(1, after + 1):
-            tally.note((first, second), await play(scenario, Plan(crashes=(first, second)), told))
+        for second in range(1 + first % step, after + 1, step):
+            tally.note((first, second), await play(scenario, Plan(crashes=(first, second)), told, kept=kept))
     return tally
 
 

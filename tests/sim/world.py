@@ -17,7 +17,9 @@ import msgspec
 from rpcagent.errors import StorageError
 from rpcagent.runs import events as ev
 from rpcagent.runs.fold import apply
+from rpcagent.runs.ports import Checkpoint, Recorded
 from rpcagent.runs.state import RunState
+from rpcagent.runs.summary import Summary
 
 BEGINNING = datetime(2026, 3, 1, 12, tzinfo=UTC)
 MOST_SECONDS = 200_000.0
@@ -43,6 +45,18 @@ class Plan(msgspec.Struct, frozen=True):
     back: timedelta = timedelta(0)
 
 
+class Files:
+    """What is on disk beside the log. The process replays the log from `cut` on, which only a new manifest moves; `marked` is
+    where its last segment began."""
+
+    def __init__(self) -> None:
+        self.histories: dict[str, list[Recorded]] = {}
+        self.summaries: dict[str, tuple[Summary, bytes]] = {}
+        self.manifest: Checkpoint | None = None
+        self.graves: set[str] = set()
+        self.cut = self.marked = 0
+
+
 class World:
     """`points[n]` names the points that the n-th process passed. `broken` collects every breach of an invariant."""
 
@@ -51,6 +65,11 @@ class World:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.log: list[Record] = []
+        self.files = Files()
+        self.writing = 0
+        self.reads = 0
+        self.let_go: set[str] = set()
+        self.deleted: set[str] = set()
         self.acknowledged = 0
         self.epoch = 0
         self.points: list[list[str]] = []
@@ -86,6 +105,7 @@ class World:
     def opened(self) -> None:
         """A process has taken the store."""
         self.dead = False
+        self.writing = 0
         self.epoch += 1
         self.died = anyio.Event()
         self.points.append([])
@@ -129,6 +149,7 @@ class World:
             return "conflict"
         record = Record(run_id, expected_seq + 1, count, epoch, body)
         self.log.append(record)
+        self.writing += 1
         commit = ev.decode(body)
         if len(commit.events) != count or commit.seq != expected_seq + 1:
             self.breach(
@@ -146,6 +167,7 @@ class World:
 
         await self.point("append: written and lost", lost)
         await self.point("append: written, not acknowledged")
+        self.writing -= 1
         self.acknowledge(run_id, before, after, commit)
         return "ok"
 
@@ -167,6 +189,8 @@ class World:
                     self.accepted.add(event.step_id)
                 case ev.AttemptInterrupted():
                     self.doubts.add((event.step_id, event.attempt))
+                case ev.RunDeleted():
+                    self.deleted.add(run_id)
                 case _:
                     pass
         if before is not None:
@@ -217,7 +241,10 @@ class World:
         if commit.seq <= last:
             self.breach(f"events from {commit.seq} were published after {last}")
         self.published[run_id] = commit.seq + len(commit.events) - 1
-        self.seen(run_id, state, "published")
+        if run_id in self.deleted and state is not None:
+            self.breach(f"{run_id} was deleted and is there")
+        elif run_id not in self.deleted:
+            self.seen(run_id, state, "published")
 
     def answered(self, run_id: str, key: str, decision: Any) -> None:
         """A definite answer reached the client: for one key, for ever the same."""
