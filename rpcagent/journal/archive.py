@@ -160,6 +160,10 @@ class FileArchive:
     def any_held(self) -> bool:
         return self._any or bool(self._tombstones.pending)
 
+    @property
+    def retains_all(self) -> bool:
+        return not self._retention.rules
+
     def may_hold(self, run_id: str) -> bool:
         return self._any and (self._known is None or run_id in self._known)
 
@@ -242,9 +246,9 @@ class FileArchive:
         except (errors.StoreDamaged, errors.Incompatible):
             return None
         heads = self._heads(run_id, state) if state is not None else None
-        if heads is None or heads.ended_at is None or heads.unresolved:
+        if state is None or heads is None or heads.ended_at is None or heads.unresolved:
             return None
-        return Due(run_id=run_id, heads=heads, reason=reason)
+        return Due(run_id=run_id, heads=heads, reason=reason, size=state.size)
 
     async def collect_blobs(self, referenced: Collection[str], oldest_step_s: float) -> int:
         ended = await self._look_up(lambda index: set(index.blobs())) if self._any else set()

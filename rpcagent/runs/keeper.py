@@ -223,6 +223,8 @@ class Keeper:
 
     async def tidy(self) -> list[Due]:
         """As `collect`; the files of what was deleted are gone on return, and the large outputs that only it referred to."""
+        if not self._archive.retains_all and self._supervisor.tail_records:
+            await self.checkpoint()  # only runs in files can be let go
         deleted = await self.collect()
         if self.deleted:
             await self.checkpoint()

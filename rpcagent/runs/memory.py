@@ -32,6 +32,8 @@ class MemoryArchive:
     def any_held(self) -> bool:
         return bool(self.histories or self.gone)
 
+    retains_all = False
+
     def may_hold(self, run_id: str) -> bool:
         return run_id in self.histories
 
@@ -75,8 +77,11 @@ class MemoryArchive:
         """There is nothing to do."""
 
     async def due(self, now: datetime) -> list[Due]:  # noqa: ARG002 - the port's
-        rows = [(run_id, heads) for run_id, (heads, _) in self.summaries.items() if not heads.live]
-        return [Due(run_id=i, heads=heads, reason=why) for i, heads in rows if (why := self.retention(i, heads))]
+        return [
+            Due(run_id=run_id, heads=heads, reason=why, size=sum(len(record.body) for record in self.histories[run_id]))
+            for run_id, (heads, _) in self.summaries.items()
+            if not heads.live and (why := self.retention(run_id, heads))
+        ]
 
     async def collect_blobs(self, referenced: Collection[str], oldest_step_s: float) -> int:  # noqa: ARG002 - the port's
         return 0

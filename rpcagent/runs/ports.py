@@ -72,11 +72,12 @@ class Filed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that has ended and need not be kept any longer. `reason`: the rule that says so."""
+    """A run that has ended and need not be kept any longer. `reason`: the rule that says so. `size`: bytes of its history."""
 
     run_id: str
     heads: Summary
     reason: str
+    size: int
 
 
 class Mark(Protocol):
@@ -107,6 +108,11 @@ class Archive(Protocol):
     @property
     def any_held(self) -> bool:
         """False: it is empty, and no question to it needs an answer."""
+        ...
+
+    @property
+    def retains_all(self) -> bool:
+        """There are no rules of retention: nothing is ever `due`."""
         ...
 
     def may_hold(self, run_id: str) -> bool:

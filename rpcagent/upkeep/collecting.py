@@ -31,16 +31,19 @@ from rpcagent.runs import summary
 from rpcagent.runs.decide import Rules
 from rpcagent.runs.ports import Archive, Clock, Journal
 from rpcagent.runs.supervisor import Supervisor
-from rpcagent.store import open_store, utc
+from rpcagent.store import look_at_store, open_store, utc
 from rpcagent.tools.registry import Registry
 from rpcagent.upkeep.place import Place
+
+Gone = tuple[str, str, int]
+"""Run, the rule that lets it go, bytes."""
 
 
 def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:
     """Exit code 0, whether or not there was anything to delete. Raises StoreLocked unless nothing is to be changed."""
     rules = _rules(place, options)
     if options.dry_run:
-        runs, outputs = _look(place, rules)
+        runs, outputs = anyio.run(_look, place, rules)
     else:
         runs, outputs = anyio.run(_collect, place, rules)
     for run_id, reason, size in runs:
@@ -71,26 +74,33 @@ def _rules(place: Place, options: argparse.Namespace) -> Retention:
     return retention_of(found.config.retention)
 
 
-def _look(place: Place, rules: Retention) -> tuple[list[tuple[str, str, int]], list[tuple[str, int]]]:
-    """What would go, by the files of the runs alone."""
-    disk = place.disk()
+async def _look(place: Place, rules: Retention) -> tuple[list[Gone], list[tuple[str, int]]]:
+    """What would go: by the files of the runs, and by the log for those that it holds."""
+    store = await look_at_store(place.store, _idle, sealing=place.seal, note=lambda _text: None)
+    rows: dict[str, Ended] = {}
     needed: set[str] = set()
-    sizes: dict[str, int] = {}
-
-    def rows() -> Iterator[Ended]:
-        for run_id, state in _states(disk):
-            heads = summary.decode(state.summary)
-            needed.update(heads.blobs)
-            row = ended_row(run_id, state, heads)
-            if row is not None:
-                sizes[run_id] = row.bytes
-                yield row
-
-    gone = [(one.run, one.reason, sizes[one.run]) for one in due(rows(), datetime.now(UTC), rules)]
-    # What only a run in the log refers to is younger than the grace time, or held by a step that is under way.
-    outputs = Blobs(place.store / "blobs").collect(needed, now=time.time(), dry_run=True)
+    disk = place.disk()
+    for run_id, state in _states(disk):
+        heads = summary.decode(state.summary)
+        needed.update(heads.blobs)
+        if (row := ended_row(run_id, state, heads)) is not None:
+            rows[run_id] = row
     disk.close()
-    return gone, outputs
+    for actor in store.supervisor.actors.values():
+        if actor.state is not None:
+            heads, body = summary.summarise(actor.state, actor.place, "")
+            needed.update(heads.blobs)
+            known = rows.pop(actor.run_id, None)
+            size = (known.bytes if known is not None else 0) + sum(len(record.body) for record in actor.tail)
+            state = runfiles.State(last_seq=heads.last_seq, lines=0, size=size, chain=0, summary=body)
+            if (row := ended_row(actor.run_id, state, heads)) is not None:
+                rows[actor.run_id] = row
+    await store.close()
+    gone = [(one.run, one.reason, rows[one.run].bytes) for one in due(rows.values(), datetime.now(UTC), rules)]
+    needed -= {blob for run_id, _, _ in gone for blob in rows[run_id].blobs}
+    needed |= {blob for run_id, row in rows.items() if run_id not in {run for run, _, _ in gone} for blob in row.blobs}
+    # What only a step under way refers to is younger than the grace time.
+    return gone, Blobs(place.store / "blobs").collect(needed, now=time.time(), dry_run=True)
 
 
 def _states(disk: RealDisk) -> Iterator[tuple[str, runfiles.State]]:
@@ -107,20 +117,17 @@ def _states(disk: RealDisk) -> Iterator[tuple[str, runfiles.State]]:
             yield run_id, state
 
 
-async def _collect(place: Place, rules: Retention) -> tuple[list[tuple[str, str, int]], list[tuple[str, int]]]:
+async def _collect(place: Place, rules: Retention) -> tuple[list[Gone], list[tuple[str, int]]]:
     lock = StoreLock.take(place.store, since=utc())
     try:
         before = {path.name: path.stat().st_size for path in (place.store / "blobs").glob("*")}
         store = await open_store(place.store, lock, _idle, sealing=place.seal, retention=rules)
         try:
-            disk = place.disk()
-            sizes = {run_id: state.size for run_id, state in _states(disk)}
-            disk.close()
             deleted = await store.keeper.tidy()
         finally:
             await store.close()
         left = {path.name for path in (place.store / "blobs").glob("*")}
-        gone = [(one.run_id, one.reason, sizes.get(one.run_id, 0)) for one in deleted]
+        gone = [(one.run_id, one.reason, one.size) for one in deleted]
         return gone, [(name, size) for name, size in before.items() if name not in left]
     finally:
         lock.close()
