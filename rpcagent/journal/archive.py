@@ -200,6 +200,10 @@ class FileArchive:
     def _heads(self, run_id: str, state: State) -> Summary:
         return opened_summary(self._seal, run_id, state.summary)
 
+    async def heads(self, run_id: str) -> Summary | None:
+        row = await self._look_up(lambda index: index.find(run_id))
+        return opened_summary(self._seal, run_id, row.summary) if row is not None else None
+
     async def records(self, run_id: str, after_seq: int) -> list[Recorded]:
         return await self._off_loop(self._records, run_id, after_seq)
 

@@ -52,6 +52,9 @@ class MemoryArchive:
             return None
         return fold(record.body for record in self.histories[run_id]), self._heads(run_id)
 
+    async def heads(self, run_id: str) -> Summary | None:
+        return self._heads(run_id) if run_id in self.summaries and not self.summaries[run_id][0].live else None
+
     def _heads(self, run_id: str) -> Summary:
         heads, body = self.summaries[run_id]
         return replace(heads, body=Raw(body))

@@ -132,6 +132,10 @@ class Archive(Protocol):
         `known`: there must be one, so that it is damage if there is none."""
         ...
 
+    async def heads(self, run_id: str) -> Summary | None:
+        """The summary of a run that has ended, as it is known without its files; None where it is not."""
+        ...
+
     async def records(self, run_id: str, after_seq: int) -> list[Recorded]:
         """Some records, in order, from the one that holds event `after_seq` + 1; empty at the end of what is in files."""
         ...

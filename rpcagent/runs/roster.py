@@ -110,7 +110,8 @@ class Roster:
         except (errors.StorageError, errors.Incompatible):
             raise
         except Exception as error:  # noqa: BLE001 - whatever stands in one run's files, all others open
-            actor = self._take(run_id, None)
+            heads = None if run_id in self.parked else await self.archive.heads(run_id)
+            actor = self._take(run_id, heads)  # it is counted already, and keeps its place
             actor.misfiled = True
             self._damaged(actor, error)
             self.show(actor, "damaged", [{"runId": run_id, "kind": "damaged"}])
