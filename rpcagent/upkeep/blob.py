@@ -12,8 +12,9 @@ from rpcagent.batch.desk import Desk
 from rpcagent.batch.faults import Mistake
 from rpcagent.journal import blobs, reading, seal
 from rpcagent.journal.disk import Disk
+from rpcagent.runs.roster import replayed
 from rpcagent.upkeep.place import Place
-from rpcagent.upkeep.stories import blobs_of, opened, resolve, story_of
+from rpcagent.upkeep.stories import opened, resolve, story_of
 
 FOLDER = "blobs"
 _DIGEST = re.compile(r"[0-9a-f]{6,64}")
@@ -52,9 +53,9 @@ def referenced(disk: Disk, sealing: seal.Seal, name: str) -> list[str]:
         snapshot, entries = reading.read_all(disk)
         run = resolve(disk, entries, name)
         story = story_of(disk, snapshot, entries, run)
-        return [digest for line in story.lines for digest in blobs_of(opened(sealing, run, line))]
+        return list(replayed(run, (opened(sealing, run, line) for line in story.lines)).blobs)
 
-    return list(dict.fromkeys(reading.again(read)))
+    return reading.again(read)
 
 
 def _resolved(disk: Disk, name: str) -> str:

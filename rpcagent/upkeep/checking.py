@@ -20,13 +20,11 @@ from rpcagent.journal.checkpoint import read_manifest
 from rpcagent.journal.disk import Disk
 from rpcagent.journal.manifest import Manifest
 from rpcagent.journal.runfiles import Line, State
-from rpcagent.runs import events as ev
 from rpcagent.runs import summary
-from rpcagent.runs.fold import apply
-from rpcagent.runs.state import RunState
 from rpcagent.runs.summary import Summary
 from rpcagent.upkeep import salvage
 from rpcagent.upkeep.findings import Finding, Row, Tell
+from rpcagent.upkeep.folding import Replay
 from rpcagent.upkeep.ledger import check_index
 from rpcagent.upkeep.place import Owner, Place, owner_of
 from rpcagent.upkeep.stories import Spans, blobs_of, opened
@@ -62,16 +60,20 @@ class Check:
         self._seal: seal.Seal = seal.Plain()
         self._log_is_whole = True
         self.runs = 0
+        self._told: list[Finding] = []
+        self._unlisted = 0
 
     def run(self) -> None:
         """Raises StorageError where something cannot be read, StoreTooNew, KeyUnusable."""
-        self._modes()
-        self._log()
-        self._seal = self.place.seal(self.store_id)
-        self._tombstones()
-        self._runs()
-        self._blobs()
-        self._index()
+        try:
+            self._modes()
+            self._log()
+            self._tombstones()
+            self._runs()
+            self._blobs()
+            self._index()
+        finally:
+            self.place.close()
 
     def _damage(self, error: errors.StoreDamaged, remedy: str = _REPAIR, **more: Any) -> None:
         told = error.details
@@ -128,6 +130,7 @@ class Check:
 
     def _read_log(self) -> list[Finding]:
         told: list[Finding] = []
+        self._told = told
         base = None
         try:
             self._manifest = read_manifest(self._disk)
@@ -140,8 +143,9 @@ class Check:
             ))  # fmt: skip
         else:
             base = self._manifest.base if self._manifest else None
+        self.store_id = self._manifest.store_id if self._manifest else self._told_by_the_log()
+        self._seal = self.place.seal(self.store_id)
         log = salvage.read_log(self._disk, base, self._record)
-        self.store_id = self._manifest.store_id if self._manifest else next(iter(log.store_ids), "")
         row = self.table["log"]
         row.files, row.bytes, row.records = len(log.segments), log.size, log.records
         row.runs = len(self._spans)
@@ -150,6 +154,13 @@ class Check:
         self._log_is_whole = not (log.damage or told)
         return told + self._about_log(log) + self._about_head(log)
 
+    def _told_by_the_log(self) -> str:
+        for name, _ in reading.segments_of(self._disk):
+            header = salvage.segment_header(self._disk, name)
+            if header is not None:
+                return header[1].store_id
+        return ""
+
     def _record(self, line: record.Line) -> None:
         self._progress(f"the log: record {line.seq}")
         if line.kind != record.COMMIT:
@@ -157,10 +168,19 @@ class Check:
         self._spans.setdefault(line.run, Spans()).add(line.seq, line.first, line.count)
         if self._replay:
             self._tails.setdefault(line.run, []).append(Line(line.first, line.count, line.body))
-        if seal.kid_of(line.body) if line.body.startswith(b'{"kid":"') else None:
+        try:
+            body = opened(self._seal, line.run, Line(line.first, line.count, line.body))
+        except seal.KeyMissing:
             self._unread_tails += 1
-        for digest in blobs_of(line.body):
-            self._referenced[digest] = line.run
+        except errors.StoreDamaged as error:
+            what = f"a sealed payload that cannot be opened: {error.details['reason']}"
+            self._told.append(
+                Finding(
+                    severity="damage", what=what, records=(line.seq, line.seq), runs=[line.run], remedy=_TRY + _REPAIR
+                )
+            )
+        else:
+            self._referenced |= dict.fromkeys(blobs_of(body), line.run)
 
     def _about_log(self, log: salvage.Log) -> list[Finding]:
         told = []
@@ -260,6 +280,7 @@ class Check:
         assert caught is not None
         spans = self._spans.get(run)
         records = (spans.begins, spans.ends) if spans else None
+        self._unlisted += not named
         self._damage(caught, _TRY + _REPAIR, records=records)
 
     def _went_away(self, run: str) -> bool:
@@ -277,7 +298,7 @@ class Check:
             raise runfiles.damaged(
                 run, runfiles.state_of(run), 0, "state.json is missing, and the manifest names the run"
             )
-        folded = _Fold(self, run) if self._replay else None
+        folded = Replay(run, self._seal) if self._replay else None
         filed = 0
         if state is not None:
             prefix = salvage.read_history(self._disk, run, state.size, folded.line if folded else _nothing)
@@ -307,7 +328,8 @@ class Check:
             for line in self._tails.get(run, ()):
                 if line.first > filed:
                     folded.line(line)
-            folded.tell()
+            if folded.trouble is not None:
+                self._tell(folded.trouble)
 
     def _summary(self, run: str, state: State) -> Summary:
         try:
@@ -336,10 +358,13 @@ class Check:
         if self._manifest is None:
             return
         have = Counter(heads.status for heads in self._ended.values())
+        spare = self._unlisted  # damaged, and told as such: whatever they are, they are not missing
         now = self._manifest if self.owner is None else read_manifest(self._disk)
         for status, count in (now.ended if now else {}).items():
-            if have[status] < count and (self.owner is None or now == self._manifest):
-                what = f"{count - have[status]} {status} runs are missing: the manifest counts {count}"
+            gone = count - have[status] - min(spare, max(0, count - have[status]))
+            spare -= max(0, count - have[status]) - max(0, gone)
+            if gone > 0 and (self.owner is None or now == self._manifest):
+                what = f"{gone} {status} runs are missing: the manifest counts {count}"
                 self._tell(Finding(severity="damage", what=what, file=runfiles.FOLDER, remedy=_TRY + _REPAIR))
 
     # Tombstones
@@ -438,38 +463,6 @@ class Check:
             return []
         except OSError as error:
             raise reading.unreadable(folder, error) from error
-
-    def fold_failed(self, run: str, what: str, severity: str = "damage") -> None:
-        remedy = "nothing is lost, and nothing is to be repaired: the daemon shows it as damaged; please report it"
-        if severity == "note":
-            remedy = ""
-        self._tell(Finding(severity=severity, what=what, runs=[run], remedy=remedy))  # type: ignore[arg-type]
-
-    def open(self, run: str, line: Line) -> bytes:
-        return opened(self._seal, run, line)
-
-
-class _Fold:
-    """The events of one run, folded one commit after the other."""
-
-    def __init__(self, check: Check, run: str) -> None:
-        self._check, self._run = check, run
-        self._state: RunState | None = None
-        self._trouble: tuple[str, str] | None = None
-
-    def line(self, line: Line) -> None:
-        if self._trouble is not None:
-            return
-        try:
-            self._state = apply(self._state, ev.decode(self._check.open(self._run, line)), self._run)
-        except seal.KeyMissing as error:
-            self._trouble = (f"not replayed: its payloads are sealed with the key {error.details['kid']}", "note")
-        except Exception as error:  # noqa: BLE001 - whatever stands in the records of one run, all others are checked
-            self._trouble = (f"the events from {line.first} on cannot be replayed: {error}", "damage")
-
-    def tell(self) -> None:
-        if self._trouble is not None:
-            self._check.fold_failed(self._run, *self._trouble)
 
 
 def _nothing(_line: Line) -> None:

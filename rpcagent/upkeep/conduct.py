@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import signal
@@ -27,6 +28,7 @@ MODULES = {
     "import": "importing",
     "backup": "backup",
     "blob": "blob",
+    "gc": "collecting",
 }
 """The module of each command, which has it as `command`: none is loaded before it is needed."""
 
@@ -46,7 +48,8 @@ def conducted(options: argparse.Namespace) -> int:
     try:
         place = place_of(options, may_be_new=options.command == "import")
         command: Command = importlib.import_module(f"rpcagent.upkeep.{MODULES[options.command]}").command
-        return command(desk, place, options)
+        with contextlib.closing(place):
+            return command(desk, place, options)
     except _Terminated:
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ import argparse
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,11 +21,12 @@ from rpcagent.journal import blobs, reading, seal
 from rpcagent.journal.runfiles import Line
 from rpcagent.runs import events as ev
 from rpcagent.runs.roster import replayed
+from rpcagent.runs.state import RunState
 from rpcagent.runs.summary import summarise
 from rpcagent.upkeep import parcel
 from rpcagent.upkeep.blob import FOLDER
 from rpcagent.upkeep.place import Place
-from rpcagent.upkeep.stories import Story, blobs_of, opened, resolve, story_of
+from rpcagent.upkeep.stories import Story, opened, resolve, story_of
 
 
 def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:
@@ -42,9 +43,9 @@ def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:
     sealing = place.seal(store_id)
     lines = [Line(line.first, line.count, opened(sealing, story.run, line)) for line in story.lines]
     _refuse_what_is_deleted(lines, story.run)
-    digests = list(dict.fromkeys(digest for line in lines for digest in blobs_of(line.body)))
-    head = _head(store_id, story.run, lines)
-    contents = _contents(place, sealing, digests)
+    state = replayed(story.run, (line.body for line in lines))
+    head = _head(store_id, state)
+    contents = _contents(place, sealing, state.blobs)
     if options.file is None:
         parcel.write(sys.stdout.buffer, head, lines, contents)
         sys.stdout.buffer.flush()
@@ -78,14 +79,13 @@ def _refuse_what_is_deleted(lines: list[Line], run: str) -> None:
         raise errors.NotFound(f"the run {run} was deleted", runId=run)
 
 
-def _head(store_id: str, run: str, lines: list[Line]) -> parcel.Head:
-    heads, _ = summarise(replayed(run, (line.body for line in lines)), 1, "")
+def _head(store_id: str, state: RunState) -> parcel.Head:
+    heads, _ = summarise(state, 1, "")
     at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    last = lines[-1].first + lines[-1].count - 1
-    return parcel.Head(parcel.FORMAT, store_id, run, __version__, at, last, heads.status)
+    return parcel.Head(parcel.FORMAT, store_id, state.run_id, __version__, at, state.last_seq, heads.status)
 
 
-def _contents(place: Place, sealing: seal.Seal, digests: list[str]) -> Iterator[tuple[str, bytes]]:
+def _contents(place: Place, sealing: seal.Seal, digests: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     kept = blobs.Blobs(place.store / FOLDER, sealing)
     for digest in digests:
         try:

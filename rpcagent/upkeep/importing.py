@@ -39,7 +39,6 @@ from rpcagent.runs.summary import Summary
 from rpcagent.upkeep import parcel
 from rpcagent.upkeep.blob import FOLDER
 from rpcagent.upkeep.place import Place
-from rpcagent.upkeep.stories import blobs_of
 
 _DRAFT = ".tmp"
 
@@ -106,7 +105,7 @@ def read(path: Path) -> Parcel:
         raise Mistake(f"{path}: its events do not follow each other: {error}", code="STORE_DAMAGED") from error
     if state is None or state.run_id != run:
         raise Mistake(f"{path} holds no event", code="STORE_DAMAGED")
-    if missing := {digest for line in lines for digest in blobs_of(line.body)} - given:
+    if missing := set(state.blobs) - given:
         raise Mistake(
             f"{path}: {len(missing)} large outputs that the run refers to are not in it", code="STORE_DAMAGED"
         )

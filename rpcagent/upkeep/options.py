@@ -113,6 +113,15 @@ digests that it refers to. A digest may be shortened to a beginning that is no o
 
 {_CODES}"""
 
+_GC = f"""\
+Deletes what the rules under [retention] of the configuration let go, and large outputs that no run refers to any more. A daemon
+does the same by itself once an hour; this is for a look beforehand, and for stores that no daemon serves. No daemon may own
+the store; with --dry-run one may, and nothing is changed.
+
+  rpcagent gc --dry-run
+
+{_CODES}"""
+
 AddCommand = Callable[[str, str, str], argparse.ArgumentParser]
 """(name, purpose, description) -> its parser."""
 
@@ -140,6 +149,10 @@ def add_upkeep(command: AddCommand) -> None:
     backup.add_argument("dest", type=folder, metavar="DEST", help="a folder that is not there yet")
     blob = _command(command, "blob", "print a large output that is kept", _BLOB)
     blob.add_argument("name", metavar="RUN|DIGEST")
+    collect = _command(command, "gc", "delete what retention lets go", _GC)
+    collect.add_argument("--dry-run", action="store_true", help="say what would be deleted, and change nothing")
+    collect.add_argument("--config", type=Path, metavar="FILE", help="the configuration, trusted by naming it")
+    collect.add_argument("--trust-workspace", action="store_true", help="use the workspace's rpcagent.toml as it is")
 
 
 def _command(command: AddCommand, name: str, purpose: str, about: str) -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -38,9 +38,16 @@ class Place:
 
     store: Path
     ring: KeyRing | None = None
+    _disks: list[RealDisk] = field(default_factory=list, compare=False, repr=False)
 
     def disk(self) -> RealDisk:
-        return RealDisk(self.store)
+        """The files of the store; `close` gives its descriptors back."""
+        self._disks.append(RealDisk(self.store))
+        return self._disks[-1]
+
+    def close(self) -> None:
+        while self._disks:
+            self._disks.pop().close()
 
     def seal(self, store_id: str) -> Seal:
         """What opens payloads of the store with this id. Raises KeyUnusable."""

@@ -105,7 +105,7 @@ def read_log(disk: Disk, base: Base | None, on_record: Callable[[record.Line], N
     head, _ = read_head(disk)
     named = segments_of(disk)
     log = Log(tail.Position(), tail.Position(), head)
-    headers = {name: _header(disk, name) for name, _ in named}
+    headers = {name: segment_header(disk, name) for name, _ in named}
     after = base.seq if base else 0
     log.leftovers = [name for name, first in named if base and first <= after]
     counted = [each for each in named if each[0] not in log.leftovers]
@@ -158,7 +158,7 @@ def _missing_end(log: Log, counted: list[tuple[str, int]], after: int) -> None:
 _Header = tuple[record.Line, record.Header]
 
 
-def _header(disk: Disk, name: str) -> _Header | None:
+def segment_header(disk: Disk, name: str) -> _Header | None:
     """The first line of a segment; None where it is bad. Raises StoreTooNew, StorageError."""
     try:
         data = disk.read_at(name, 0, 4096)

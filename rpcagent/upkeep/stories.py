@@ -6,6 +6,7 @@ know: what is printed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -20,7 +21,8 @@ from rpcagent.journal.record import Entry
 from rpcagent.journal.runfiles import Line
 from rpcagent.runs import events as ev
 
-MARK = b'"blobs"'
+_DIGEST = re.compile("[0-9a-f]{64}")
+_MARKS = (b'"blobs"', b'"outputFile"')
 
 
 @dataclass
@@ -119,10 +121,21 @@ def opened(sealing: seal.Seal, run: str, line: Line) -> bytes:
 
 def blobs_of(body: bytes) -> tuple[str, ...]:
     """The digests that a plain commit refers to; empty where it cannot be read."""
-    if MARK not in body:
+    if not any(mark in body for mark in _MARKS):
         return ()
     try:
         commit = ev.decode(body)
     except (msgspec.DecodeError, ev.WrittenLater):
         return ()
-    return tuple(digest for event in commit.events if isinstance(event, ev.ToolCompleted) for digest in event.blobs)
+    return tuple(digest for event in commit.events for digest in _digests(event))
+
+
+def _digests(event: ev.AnyEvent) -> tuple[str, ...]:
+    """As the fold takes them: an event of before `blobs` names its output in the result, and so does one that came too late."""
+    if not isinstance(event, ev.ToolCompleted | ev.LateOutcome):
+        return ()
+    if isinstance(event, ev.ToolCompleted) and event.blobs:
+        return event.blobs
+    content = (event.result or {}).get("structuredContent")
+    digest = content.get("outputSha256") if isinstance(content, dict) and "outputFile" in content else None
+    return (digest,) if isinstance(digest, str) and _DIGEST.fullmatch(digest) else ()
