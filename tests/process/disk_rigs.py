@@ -9,7 +9,8 @@ fails; of a write, half of the data is in the file by then. `--no-sync CALL`: it
 `--fill FOLDER`: each end of the log is met once by a file system without room: FOLDER, on the same one, gets a file that
 takes all that is left. `--retry MS`: what could not be recorded, opened, or moved, is tried again after so long.
 `--segment-bytes N`: a segment of the log takes no more. `--checkpoint-every N`: the log is moved to the files of runs when it
-has so many records. `--tidy-every MS`: what retention lets go is deleted so often. `--slow-sync MS`: each sync of a log segment takes so much longer.
+has so many records. `--tidy-every MS`: what retention lets go is deleted so often, and
+a daemon with nothing to do moves all it has. `--slow-sync MS`: each sync of a log segment takes so much longer.
 `--wall-clock FILE`: the wall clock is off by the seconds that stand in FILE, as often as that changes.
 `--store-id ID`: a new store gets this one, and so all names in it are known beforehand.
 `--trace JSON`: strace with these arguments is attached before the store is touched; with `--trace-open` after it was opened.
@@ -85,6 +86,7 @@ def set_up(options: argparse.Namespace) -> None:
     if options.tidy_every is not None:
         assert min(keeper.IDLE_S, keeper.TIDY_S, keeper.FIRST_TIDY_S) > 0
         keeper.IDLE_S = keeper.TIDY_S = keeper.FIRST_TIDY_S = options.tidy_every / 1_000
+        keeper.IDLE_RECORDS = 1
     if options.segment_bytes is not None:
         defaults = Wal.open.__func__.__kwdefaults__  # type: ignore[attr-defined]
         assert "segment_bytes" in defaults

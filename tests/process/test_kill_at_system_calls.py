@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.process import disks
 from tests.process.disk_story import RIG, Died, Story
 from tests.process.nursery import Nursery
+from tests.process.wire_driver import WAIT_S, Daemon, refused
 from tests.service.driver import CountingService
 
 pytestmark = pytest.mark.process
@@ -88,6 +92,68 @@ def test_a_kill_at_any_mutating_call_of_the_seam_loses_nothing_acknowledged_and_
     print(f"{len(met)} kills, each at another of {len(every)} calls; acknowledged and lost: 0")
     assert {call.split()[0] for call in met} == {call.split()[0] for call in every}
     assert len(met) >= len(every) - 3  # two commits may have shared a batch
+
+
+RETENTION = '[retention]\nrules = [{ label = "brief", after = "1ms" }]\n'
+BRIEF: dict[str, Any] = {
+    "agent": {"model": {"script": [{"text": "done"}]}, "tools": []}, "input": "", "labels": {"brief": ""},
+    "clientRequestId": "brief",
+}  # fmt: skip
+KEPT: dict[str, Any] = {**BRIEF, "clientRequestId": "kept", "labels": {}}
+
+
+def tidying(nursery: Nursery, place: Path, *rig: str) -> Daemon:
+    """A daemon that moves all it has, and deletes what retention lets go, as soon as it has nothing to do."""
+    (place / "config.toml").write_text(RETENTION)
+    return nursery.daemon(place / "store", "--config", str(place / "config.toml"), rig=("--tidy-every", "20", *rig))
+
+
+def until_deleted(daemon: Daemon) -> None:
+    """The brief run is gone, by name and by its files."""
+    end = time.monotonic() + WAIT_S
+    while len(daemon.call("list")["runs"]) > 1 or len(list((daemon.store / "runs").iterdir())) > 1:
+        assert time.monotonic() < end, "it is not deleted"
+        select.select([daemon._out()], [], [], 0.01)
+
+
+def test_a_kill_at_any_call_of_a_deletion_leaves_the_run_or_its_tombstone_and_never_a_free_key_s1_33(
+    nursery: Nursery, tmp_path: Path
+):
+    def die_at(number: int | None) -> str | None:
+        place = tmp_path / str(number)
+        place.mkdir()
+        calls = place / "calls"
+        kill = () if number is None else ("--kill-before", str(number))
+        acknowledged = []
+        with tidying(nursery, place, "--calls", str(calls), *kill) as daemon:
+            try:
+                for params in (BRIEF, KEPT):
+                    daemon.call("start", **params, waitMs=20_000)
+                    acknowledged.append(params["clientRequestId"])
+                until_deleted(daemon)
+                assert daemon.stop() == 0
+            except (AssertionError, OSError):
+                assert daemon.exit_code() == -9
+        with tidying(nursery, place) as daemon:
+            assert {run["status"] for run in daemon.call("list")["runs"]} <= {"completed", "running"}
+            for params in (KEPT, BRIEF):
+                answer = daemon.answer(daemon.send("start", **params, waitMs=20_000))
+                if params["clientRequestId"] in acknowledged:
+                    deleted = params is BRIEF and "error" in answer and answer["error"]["data"]["code"] == "KEY_EXPIRED"
+                    assert deleted or answer["result"]["replayed"] is True, answer
+            until_deleted(daemon)
+            with refused("KEY_EXPIRED"):
+                daemon.call("start", **BRIEF)
+            assert daemon.call("start", **KEPT)["replayed"] is True
+        return calls_in(calls)[-1] if number is not None and number <= len(calls_in(calls)) else None
+
+    die_at(None)
+    every = calls_in(tmp_path / "None" / "calls")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        met = [call for call in pool.map(die_at, range(1, len(every) + 1)) if call is not None]
+    print(f"{len(met)} kills, each at another of {len(every)} calls; keys of deleted runs taken again: 0")
+    assert {call.split()[0] for call in met} >= {"rmdir", "unlink", "sync_many", "rename"}
+    assert len(met) >= 0.9 * len(every)
 
 
 @dataclass(frozen=True)
