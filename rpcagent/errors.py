@@ -77,7 +77,8 @@ class Overloaded(RpcAgentError):
 
 
 class NotFound(RpcAgentError):
-    """This store has no such run or approval. details: runId, approvalId or stepId."""
+    """This store has no such run, approval or output. details: runId (and deleted, if it was there once), approvalId, stepId or
+    digest."""
 
     number, code = -32002, "NOT_FOUND"
 
@@ -155,7 +156,7 @@ class CursorInvalid(RpcAgentError):
 
 
 class KeyExpired(RpcAgentError):
-    """The run was deleted: the key must not begin another one. Reserved until runs can be deleted."""
+    """The run was deleted by the rules of retention: its keys stay taken, so that no retry begins it anew. details: runId."""
 
     number, code = -32060, "KEY_EXPIRED"
 

@@ -249,9 +249,25 @@ class Keeper:
     async def collect(self) -> list[Due]:
         """Deletes what retention says, the oldest first: its tombstone is durable before any file goes. Returns what was
         deleted. Raises StorageError, StoragePoisoned."""
+        deleted: list[Due] = []
+        failures: list[errors.StorageError] = []
+
+        async def delete(due: Due) -> None:
+            try:
+                if await self._delete(due):
+                    deleted.append(due)
+            except errors.StorageError as error:
+                failures.append(error)
+
         async with self._saving:
             found = await self._archive.due(self._supervisor.clock.now())
-            return [due for due in found if await self._delete(due)]
+            for begin in range(0, len(found), _SLICE):
+                async with anyio.create_task_group() as group:  # they share their syncs
+                    for due in found[begin : begin + _SLICE]:
+                        group.start_soon(delete, due)
+                if failures:
+                    raise failures[0]
+        return deleted
 
     async def _delete(self, due: Due) -> bool:
         supervisor, roster = self._supervisor, self._roster
