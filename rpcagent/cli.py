@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rpcagent import __version__
-from rpcagent.batch.options import add_commands, folder
+from rpcagent.batch.options import add_commands, add_keys, folder
+from rpcagent.upkeep.options import add_upkeep
 
 _ABOUT = """\
 A JSON-RPC 2.0 daemon on stdio that runs agents durably: killed anywhere, the next process on the same store goes on from
@@ -23,6 +24,7 @@ _GROUPS = {
     "run": ("run", "approve", "resume", "cancel"),
     "serve": ("serve",),
     "look": (),
+    "keep": ("verify", "repair", "backup", "export", "import", "log", "blob", "gc", "key"),
     "configure": ("init", "check", "trust"),
     "demo": ("demo",),
 }
@@ -75,6 +77,18 @@ place, needs your word again. What is trusted stands in the store, never in the 
 without trusting it. The programs that the file names can change without being asked about.
 """
 
+_KEY = """\
+Writes a new random key to FILE, which only you can read (mode 0600), and prints its id. The id reveals nothing of the key; the
+store names it wherever the key was used. Keep FILE apart from the store, and keep a copy: without it what was encrypted
+cannot be read by anyone.
+
+  rpcagent key new ~/.rpcagent.key
+  rpcagent serve --encryption-key file:~/.rpcagent.key
+
+To change the key, name the new one with --encryption-key and the present one with --old-encryption-key: what is written from
+then on is under the new one.
+"""
+
 _DEMO = """\
 Starts an agent that closes tickets in a small service of its own (another process, with its own count of effects), kills
 the daemon with SIGKILL at the worst moments, restarts it, retries with the same keys, and shows that each ticket was
@@ -85,7 +99,7 @@ closed once. Needs no model, no key and no network; takes less than a minute.
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command. The exit code is the command's own; 2 is a mistake in the command line."""
     options = _parser().parse_args(argv)
-    run = {"demo": _demo, "init": _init, "check": _check, "trust": _trust}.get(options.command, _serve)
+    run = {"demo": _demo, "init": _init, "check": _check, "trust": _trust, "key": _key}.get(options.command, _serve)
     run = getattr(options, "perform", run)
     return run(options)
 
@@ -125,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_store(serve)
     _add_workspace(serve)
     _add_config(serve)
+    add_keys(serve)
     serve.add_argument(
         "--lock-wait",
         type=_seconds,
@@ -149,6 +164,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_store(trust)
     _add_workspace(trust)
     add_commands(command)
+    key = command("key", "make a key to encrypt a store with", _KEY)
+    key.add_argument("action", choices=["new"], metavar="new")
+    key.add_argument("file", type=Path, metavar="FILE", help="where; never touched if it is there")
+    add_upkeep(command)
     demo = command("demo", "watch a run survive kill -9", _DEMO)
     demo.add_argument("--keep", action="store_true", help="keep the store and print where it is")
     return parser
@@ -215,6 +234,30 @@ def _trust(options: argparse.Namespace) -> int:
     return trust(workspace, _store(options, workspace))
 
 
+def _key(options: argparse.Namespace) -> int:
+    from rpcagent import keys
+
+    try:
+        key = keys.new_key_file(options.file.absolute())
+    except keys.KeyUnusable as error:
+        sys.stderr.write(f"rpcagent: {error}\n")
+        return 1
+    sys.stdout.write(f"key {key.kid} in {options.file}\n")
+    sys.stdout.write(f"use it: rpcagent serve --encryption-key file:{options.file.absolute()}\n")
+    return 0
+
+
+def _ring(options: argparse.Namespace) -> Any:
+    """The keys that the command line names, or None. Raises KeyUnusable."""
+    if options.encryption_key is None and not options.old_encryption_key:
+        return None
+    from rpcagent import keys
+
+    if options.encryption_key is None:
+        raise keys.KeyUnusable("--old-encryption-key needs --encryption-key, the key that is in use now")
+    return keys.load_ring(options.encryption_key, options.old_encryption_key)
+
+
 def _serve(options: argparse.Namespace) -> int:
     from rpcagent.transport.stdio import claim
 
@@ -237,6 +280,11 @@ def _serve(options: argparse.Namespace) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    try:
+        ring = _ring(options)
+    except ValueError as error:
+        sys.stderr.write(f"rpcagent: {error}\n")
+        return 2
     if found.note:
         from rpcagent.log import Log
 
@@ -247,6 +295,7 @@ def _serve(options: argparse.Namespace) -> int:
         lock_wait_s=max(options.lock_wait, 0.0),
         config=found.config,
         hold=options.hold,
+        keys=ring,
     )
     return daemon.run(config, claimed)
 
