@@ -40,7 +40,7 @@ def uncommented() -> str:
 def test_help_groups_the_commands_and_shows_where_to_begin(capsys: pytest.CaptureFixture[str]):
     text = shown(capsys, "--help")
     groups = re.findall(r"^([a-z ]+):$", text, re.MULTILINE)
-    assert groups == ["run", "serve", "look", "configure", "demo", "begin here"]
+    assert groups == ["run", "serve", "look", "keep", "configure", "demo", "begin here"]
     assert "rpcagent init && rpcagent check && rpcagent trust" in text
 
 
