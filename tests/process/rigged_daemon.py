@@ -46,12 +46,14 @@ class Rig:
         original = GroupCommit.append
         mark = json.dumps({"type": kind}, separators=(",", ":"))[1:-1].encode()
 
-        async def append(journal: GroupCommit, run_id: str, epoch: int, seq: int, count: int, body: bytes) -> Any:
+        async def append(
+            journal: GroupCommit, run_id: str, epoch: int, seq: int, count: int, body: bytes, *, outcome: bool = False
+        ) -> Any:
             if mark not in body:
-                return await original(journal, run_id, epoch, seq, count, body)
+                return await original(journal, run_id, epoch, seq, count, body, outcome=outcome)
             if point == "before_append":
                 await self.park(point, run_id)
-            answer = await original(journal, run_id, epoch, seq, count, body)
+            answer = await original(journal, run_id, epoch, seq, count, body, outcome=outcome)
             assert answer == "ok"
             return await self.park(point, run_id)
 
