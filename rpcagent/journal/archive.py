@@ -224,8 +224,17 @@ class FileArchive:
             return []
 
         def page(index: Index) -> list[tuple[str, Summary]]:
-            rows = index.page(place, limit, namespace=namespace, agent=agent, statuses=statuses)
-            return [(row.run, opened_summary(self._seal, row.run, row.summary)) for row in rows]
+            found: list[Ended] = []
+            begin = place
+            while len(found) < limit:
+                wanted = limit - len(found)
+                rows = index.page(begin, wanted, namespace=namespace, agent=agent, statuses=statuses)
+                # One that was deleted leaves the index at the next checkpoint only.
+                found += [row for row in rows if row.run not in self._tombstones]
+                if len(rows) < wanted:
+                    break
+                begin = rows[-1].place + 1
+            return [(row.run, opened_summary(self._seal, row.run, row.summary)) for row in found]
 
         return await self._look_up(page)
 
@@ -273,9 +282,10 @@ class FileArchive:
                     "the owner of the store makes its index anew; ask again", errno="EAGAIN"
                 ) from None
         for attempt in range(2):
-            async with self._indexing:
-                if self._index is None:
-                    await anyio.to_thread.run_sync(self._open_index, attempt > 0, limiter=self._saving)
+            if self._index is None:  # else nobody waits for a checkpoint that is being saved
+                async with self._indexing:
+                    if self._index is None:
+                        await anyio.to_thread.run_sync(self._open_index, attempt > 0, limiter=self._saving)
             try:
                 return await self._off_loop(self._asked, ask)
             except IndexUnusable:

@@ -240,6 +240,8 @@ class _Page:
     async def add(self, run_id: str, found: Actor | Summary) -> None:
         if isinstance(found, Summary) and self._params.open_approvals:
             found = await self._ctx.supervisor.find(run_id)  # a summary names the questions, and does not ask them
+            if found.state is None or not found.state.open_approvals():
+                return  # it asks for something else, or does not ask any more
         if isinstance(found, Summary):
             self._runs.append(view_of(bytes(found.body)))
             self._size += len(bytes(found.body))

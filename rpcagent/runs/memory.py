@@ -69,6 +69,7 @@ class MemoryArchive:
             (run_id, self._heads(run_id))
             for run_id, (heads, _) in self.summaries.items()
             if not heads.live
+            and run_id not in self.gone
             and heads.place >= place
             and namespace in {None, heads.namespace}
             and agent in {None, heads.agent}
