@@ -313,6 +313,23 @@ class Check:
             if not heads.live:
                 self._ended[run] = heads
             self._compare(run, heads)
+            if (
+                heads.live
+                and not named
+                and run not in self._spans
+                and self._manifest is not None
+                and self.owner is None
+            ):
+                what = "the run has not ended, and no list names it: it never goes on"
+                self._tell(
+                    Finding(
+                        severity="warning",
+                        what=what,
+                        file=f"runs/{run}",
+                        runs=[run],
+                        remedy="`rpcagent repair` names it",
+                    )
+                )
         spans = self._spans.get(run)
         end, gap = spans.after(filed) if spans else (filed, None)
         if gap is not None and self._log_is_whole:

@@ -95,6 +95,8 @@ class Found:
     @property
     def must_begin_anew(self) -> bool:
         """Whether the log must be written anew, behind a manifest of its own."""
+        if self.unlisted:
+            return True
         lost = self.known is None and self.log.base.seq > 0
         fates = any(run.fate != "kept" for run in self.runs.values())
         return (
@@ -102,6 +104,17 @@ class Found:
             or fates
             or self.vanished > 0
         )
+
+    @property
+    def unlisted(self) -> list[Run]:
+        """Runs that are live and stand neither in the manifest nor in the log: nothing would ever wake them."""
+        if self.known is None:
+            return []
+        return [
+            run
+            for run in self.runs.values()
+            if run.state is not None and run.live and not run.named and not run.spans.rows
+        ]
 
     @property
     def unowned(self) -> list[salvage.Hole]:

@@ -90,6 +90,8 @@ class Plan:
         found = self.found
         if not found.manifest_is_good or (found.known is None and found.log.base.seq):
             self.steps.append("checkpoint.json is made anew from the files of the runs")
+        if found.unlisted:
+            self.steps.append(f"{len(found.unlisted)} runs that no list names are named again")
         if not found.head_is_good:
             self.steps.append("HEAD is made anew")
         if index_is_bad:

@@ -8,7 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from rpcagent.journal import reading, runfiles
+from rpcagent.journal.checkpoint import read_manifest
 from rpcagent.journal.disk import RealDisk
+from rpcagent.runs import summary
 from rpcagent.upkeep import backup
 from rpcagent.upkeep.checking import Check
 from rpcagent.upkeep.place import Place
@@ -131,12 +134,21 @@ def test_whatever_the_owner_does_while_it_is_copied_each_run_is_a_beginning_and_
         findings: list = []
         Check(Place(copy), findings.append, replay=True).run()
         assert [finding for finding in findings if finding.severity != "note"] == [], at
+        told = read_manifest(RealDisk(copy))
+        begun = {line.run for line in reading.read_store(RealDisk(copy)).entries() if line.first == 1}
+        for run in RealDisk(copy).names("runs"):
+            heads = summary.decode(runfiles.read_state(RealDisk(copy), run).summary)
+            assert run not in begun
+            assert heads.place < told.places
+            assert not heads.live or summary.decode(told.live[run]).last_seq == heads.last_seq, (
+                "it is of another moment"
+            )
         after = story(copy)
         for run, events in before.items():
             assert after[run][: len(events)] == events, (at, run)
         for run, events in after.items():
-            told = [json.dumps(event) for body in whole[run] for event in json.loads(body)["events"]]
-            assert events == told[: len(events)]
+            every = [json.dumps(event) for body in whole[run] for event in json.loads(body)["events"]]
+            assert events == every[: len(events)]
         owner.close()
     assert made > 3
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 import pytest
-from rpcagent.journal import reading, record, runfiles, seal, tombstones
+from rpcagent.journal import manifest, reading, record, runfiles, seal, tombstones
 from rpcagent.journal.checkpoint import read_manifest
 from rpcagent.runs import events as ev
 from rpcagent.runs.fold import apply
@@ -365,6 +365,10 @@ def test_all_that_is_touched_is_copied_first():
     disk = SimDisk(image)
     mended(disk)
     after = disk.image()
+    check_copies(after, image)
+
+
+def check_copies(after: Image, image: Image) -> None:
     for name, content in image.items():
         if not name.endswith("/") and after.get(name) != content:
             assert after[f"damaged/now/{name}"] == content, name
@@ -403,6 +407,8 @@ def test_a_power_cut_at_any_call_of_a_repair_leaves_what_can_be_repaired(harm):
             mended(disk)
         for image in disk.after_cut(seed=point, cap=2, shapes=3):
             cuts += 1
+            if image.get("checkpoint.json") != damaged(harm).get("checkpoint.json"):
+                check_copies(image, damaged(harm))
             after = SimDisk(image)
             mended(after, "again")
             assert judge(held(after), lost=True) == expected, point
@@ -448,3 +454,18 @@ def test_the_epoch_and_the_places_never_go_back():
         assert after.epoch >= before.epoch
         assert after.places >= max(before.places - 1, 1)
         assert Owner(disk).wal.epoch > before.epoch
+
+
+def test_a_live_run_that_no_list_names_is_named_again_and_loses_nothing():
+    disk = SimDisk()
+    alone, other = chosen()[:2]
+    Owner(disk).record([*commits(alone), *commits(other)]).checkpoint().close()
+    told = read_manifest(disk)
+    members = {name: getattr(told, name) for name in told.__struct_fields__}
+    lines = [(run, raw) for run, raw in told.live.items() if run != alone]
+    disk = SimDisk(disk.image() | {"checkpoint.json": manifest.encode(manifest.Manifest(**members), lines)})
+    plan = mended(disk)
+    assert (plan.loses, plan.runs) == (False, {})
+    assert set(read_manifest(disk).live) == {alone, other}
+    assert {run: bodies == originals()[run] for run, bodies in held(disk).bodies.items()} == {alone: True, other: True}
+    assert mended(disk, "again").empty
