@@ -16,7 +16,9 @@ from tests.golden.making import Asked
 from tests.process.wire_driver import Daemon, Refused
 
 STORES = Path(__file__).parent / "stores"
-MOMENTARY = ("version", "pid", "uptimeS", "store", "journal", "droppedLogLines")
+DELETED = "deleted"
+"""The key of the run that retention let go, where the format knows that."""
+MOMENTARY = ("version", "pid", "uptimeS", "store", "journal", "checkpoint", "droppedLogLines")
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 
 
@@ -55,7 +57,7 @@ def gone_on(store: Path, asked: Asked, made: str) -> dict[str, Any]:
         runs = {
             one["params"]["clientRequestId"]: daemon.call("start", **one["params"])["runId"]
             for one in asked
-            if one["method"] == "start"
+            if one["method"] == "start" and one["params"]["clientRequestId"] != DELETED
         }
         for key, decision in {"asks": "allow", "asks-too": "deny", "asks-for-more": "stop"}.items():
             [question] = daemon.call("status", runId=runs[key])["approvals"]
@@ -78,7 +80,8 @@ def sums(store: Path) -> dict[str, str]:
 
 def latest(store: Path) -> str:
     """The last instant that the log of a store names before a second opening adds to it."""
-    return max((at for file in (store / "wal").glob("*.jsonl") for at in _happened(file.read_text())), key=_ordered)
+    files = [*(store / "wal").glob("*.jsonl"), *(store / "runs").glob("*/history.jsonl")]
+    return max((at for file in files for at in _happened(file.read_text())), key=_ordered)
 
 
 def _happened(text: str) -> list[str]:

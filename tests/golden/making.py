@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,6 +104,7 @@ def make() -> Asked:
             _in_mid_effect(maker)
         service.release()
         _tear()
+        _let_go()
         with maker.life("--hold", "--config", str(PLACE / "ask.toml")):
             maker.answer("voided", "allow")
         with maker.life("--config", str(PLACE / "deny.toml")):
@@ -151,6 +154,9 @@ def _ended(maker: Maker) -> None:
     maker.of("stopped", "cancel", "stop", reason="changed my mind")
     maker.start("extended", _said(WRITE, {"text": "Enough."}, tools=("files",)), budget={"steps": 1})
     maker.answer("extended", "extend", extend={"steps": 10})
+    for key in ("deleted", "kept"):
+        maker.start(key, _said({"text": "One of two."}), labels={"passing": ""})
+        maker.until(key, *ENDED)
     for key in maker.runs:
         maker.until(key, *ENDED)
 
@@ -206,6 +212,16 @@ def _in_flight_at_the_end(maker: Maker) -> None:
     maker.parked(2)
 
 
+def _let_go() -> None:
+    """A checkpoint, the deletion of the older one of two runs, and another checkpoint."""
+    (PLACE / "keep.toml").write_text('[retention]\nrules = [{ label = "passing", keep = 1 }]\n')
+    words = ("gc", "--store", str(STORE), "--workspace", str(WORKSPACE), "--config", str(PLACE / "keep.toml"), "--json")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "rpcagent", *words], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert json.loads(done.stdout.splitlines()[-1])["summary"]["runs"] == 1
+
+
 def _tear() -> None:
     """What a power cut leaves of a record that was being written: its beginning. Nobody was told of it."""
     last = max((STORE / "wal").glob("*.jsonl"))
@@ -215,8 +231,8 @@ def _tear() -> None:
 
 
 def keep(folder: Path) -> None:
-    """Moves the store to `folder`, without what is only the machine's: who held the lock."""
-    shutil.copytree(STORE, folder)
+    """Moves the store to `folder`, without what is only the machine's (who held the lock) and what is made anew."""
+    shutil.copytree(STORE, folder, ignore=shutil.ignore_patterns("RESERVE", "index.sqlite*"))
     (folder / "LOCK").write_bytes(b"")
     shutil.rmtree(PLACE)
 

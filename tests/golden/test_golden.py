@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,19 @@ def test_a_golden_store_holds_runs_of_every_kind_questions_labels_and_what_a_cra
     assert held["recovery"]["interruptedRuns"] == 2
     assert held["recovery"]["droppedTailBytes"] > 0
     assert held["recovery"]["damagedRuns"] == []
-    assert held["daemon"]["epoch"] == 5
-    assert all(answer["replayed"] for answer in held["answers"])
+    assert held["daemon"]["epoch"] == (5 if name == "format-0" else 6)
+    refused = [answer for answer in held["answers"] if "refused" in answer]
+    assert refused == ([] if name == "format-0" else [{"refused": "KEY_EXPIRED"}])
+    assert all(answer["replayed"] for answer in held["answers"] if answer not in refused)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "format-0"])
+def test_a_golden_store_has_every_kind_of_file(name: str):
+    files = {re.sub(r"run_\w+|[0-9a-f]{64}|\d{16}", "*", file) for file in told(name, "manifest.json")["files"]}
+    assert files == {
+        "HEAD", "LOCK", "checkpoint.json", "wal/*.jsonl", "runs/*/history.jsonl", "runs/*/state.json", "blobs/*",
+        "tombstones/*.bin",
+    }  # fmt: skip
 
 
 def test_there_is_a_golden_store_of_every_format_up_to_the_one_that_is_written():
