@@ -16,7 +16,7 @@ import msgspec
 from rpcagent import config
 from rpcagent.config import printable
 from rpcagent.errors import RpcAgentError
-from rpcagent.examine import AgentShown, ModelShown, Report, ToolShown, examine
+from rpcagent.examine import AgentShown, ModelShown, Report, RetentionShown, ToolShown, examine
 
 _COLUMNS = ("tool", "effect", "declared by", "policy")
 
@@ -72,6 +72,9 @@ def _text(report: Report) -> list[str]:
         lines += _table([(f"  mcp:{name}", shlex.join(command)) for name, command in report.starts.items()])
     for agent in report.agents:
         lines += ["", *_agent(agent)]
+    if report.retention:
+        lines += ["", "retention: the first line that fits an ended run decides; all others stay"]
+        lines += _table([("  runs", "are deleted"), *map(_retention, report.retention)])
     if report.warnings:
         lines += ["", *(f"  warning: {warning}" for warning in report.warnings)]
     if report.problems:
@@ -86,6 +89,16 @@ def _text(report: Report) -> list[str]:
 
 def _trust(report: Report) -> str:
     return "trusted" if report.trusted else "not trusted"
+
+
+def _retention(rule: RetentionShown) -> tuple[str, str]:
+    parts = [" or ".join(rule.statuses)] if rule.statuses else []
+    parts += [f"namespace {rule.namespace or 'none'}"] if rule.namespace is not None else []
+    parts += [f"label {rule.label}"] if rule.label is not None else []
+    after = f"{_duration(rule.after_ms)} after their end" if rule.after_ms is not None else ""
+    kept = f"the newest {rule.keep} of each namespace" if rule.keep is not None else ""
+    goes = f"{after}, but not {kept}" if after and kept else after or f"all but {kept}"
+    return f"  {', '.join(parts) or 'any'}", goes
 
 
 def _agent(agent: AgentShown) -> list[str]:

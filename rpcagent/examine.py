@@ -69,8 +69,18 @@ class AgentShown(_Shown, frozen=True, kw_only=True):
     warnings: list[str]
 
 
+class RetentionShown(_Shown, frozen=True, kw_only=True, omit_defaults=True):
+    """A rule by which ended runs are deleted: which ones it decides about, and which of those stay."""
+
+    namespace: str | None = None
+    label: str | None = None
+    statuses: tuple[str, ...] = ()
+    after_ms: int | None = None
+    keep: int | None = None
+
+
 class Report(_Shown, frozen=True, kw_only=True):
-    """`starts`: the command of each MCP server. `note`: what to do about a file that is not trusted."""
+    """`starts`: the command of each MCP server. `retention`: the rules, the first that fits a run decides."""
 
     ok: bool
     file: str
@@ -78,6 +88,7 @@ class Report(_Shown, frozen=True, kw_only=True):
     trusted: bool = False
     starts: dict[str, list[str]] = {}
     agents: list[AgentShown] = []
+    retention: list[RetentionShown] = []
     warnings: list[str] = []
     problems: list[Problem] = []
 
@@ -101,6 +112,7 @@ def examine(path: Path, workspace: Path, store: Path, *, trusted: bool, ask_serv
         ok=not look.problems,
         starts=_commands(document.config),
         agents=look.agents,
+        retention=_retention(document.config),
         warnings=_idle_rules(document, look.agents, look.specs) if not look.problems else [],
         problems=look.problems,
         **seen,
@@ -281,6 +293,11 @@ def _idle_rules(document: Document, agents: list[AgentShown], specs: Mapping[str
         for place, rule in enumerate(wire.rules_of(document.config.policy, "$.policy"))
         if not any(_is_for(rule, spec) for spec in specs.values())
     ]
+
+
+def _retention(config: FileConfig) -> list[RetentionShown]:
+    rules = configuration.retention_of(config.retention).rules
+    return [RetentionShown(**{name: getattr(rule, name) for name in rule.__struct_fields__}) for rule in rules]
 
 
 def _commands(config: FileConfig) -> dict[str, list[str]]:

@@ -77,6 +77,15 @@ parameters = { type = "object", properties = { id = { type = "string" }, owner =
 # read_only_commands = ["default", "npm ls"]
 # policy = { rules = [{ tool = "shell.run", do = "ask", expires = "8h" }] }
 # budget = { cost_usd = 1.5, active_s = 3600 }
+
+# Which ended runs are deleted, and when; without this none is. The first rule that fits a run decides.
+# The key of a deleted run is never taken again. `rpcagent gc --dry-run` says what would go now.
+# [retention]
+# rules = [
+#     { label = "kind=demo", after = "1d" },
+#     { statuses = ["failed"], after = "90d" },
+#     { after = "30d", keep = 100 },   # gone after 30 days, but never the newest 100
+# ]
 """
 
 _NEXT = """\

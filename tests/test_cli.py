@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import sys
@@ -94,6 +95,46 @@ def test_its_examples_are_right_once_the_comment_signs_are_gone(tmp_path: Path):
     assert list(report.starts) == ["tickets"]
     assert list(config.load(path).models) == ["main", "real"]
     assert len(config.load(path).agents["closer"].tools) == 3
+    assert [(rule.after_ms, rule.keep) for rule in report.retention] == [
+        (86_400_000, None),
+        (90 * 86_400_000, None),
+        (30 * 86_400_000, 100),
+    ]
+
+
+def test_check_says_which_ended_runs_are_deleted_and_nothing_where_there_are_no_rules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / config.FILE_NAME
+    path.write_text(
+        """[retention]
+rules = [
+    { namespace = "ci", statuses = ["failed", "cancelled"], after = "7d", keep = 100 },
+    { namespace = "", label = "kind=demo", after = "24h" },
+    { keep = 5 },
+]
+"""
+    )
+    assert check(tmp_path, None, tmp_path / "store", trusted=False, as_json=False) == 0
+    assert (
+        """
+retention: the first line that fits an ended run decides; all others stay
+  runs                               are deleted
+  failed or cancelled, namespace ci  7d after their end, but not the newest 100 of each namespace
+  namespace none, label kind=demo    24h after their end
+  any                                all but the newest 5 of each namespace
+"""
+        in capsys.readouterr().out
+    )
+    assert check(tmp_path, None, tmp_path / "store", trusted=False, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["retention"] == [
+        {"namespace": "ci", "statuses": ["failed", "cancelled"], "afterMs": 604_800_000, "keep": 100},
+        {"namespace": "", "label": "kind=demo", "afterMs": 86_400_000},
+        {"keep": 5},
+    ]
+    path.write_text("")
+    assert check(tmp_path, None, tmp_path / "store", trusted=False, as_json=False) == 0
+    assert "retention" not in capsys.readouterr().out
 
 
 # Mistakes
