@@ -12,6 +12,7 @@ out, and its tombstone is taken along. Blobs come last, so that all that runs re
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import shutil
@@ -25,7 +26,7 @@ from rpcagent.batch.desk import Desk
 from rpcagent.batch.faults import Mistake
 from rpcagent.journal import manifest, reading, record, runfiles, tombstones
 from rpcagent.journal.checkpoint import read_manifest
-from rpcagent.journal.disk import Disk
+from rpcagent.journal.disk import Disk, RealDisk
 from rpcagent.journal.manifest import Manifest
 from rpcagent.journal.reading import MovedOn, Snapshot
 from rpcagent.journal.runfiles import State
@@ -104,6 +105,12 @@ class _Copy:
 
     def make(self) -> Snapshot:
         self._dest.mkdir(mode=0o700)
+        with contextlib.closing(RealDisk(self._dest)) as dest:  # before the first write: its sync tells of all of them
+            snapshot = self._fill()
+            self._sync(dest)
+        return snapshot
+
+    def _fill(self) -> Snapshot:
         snapshot = reading.read_store(self._disk)
         if not snapshot.store_id:
             raise Mistake(f"{self._store} has no log", code="NOT_FOUND")
@@ -118,7 +125,6 @@ class _Copy:
             if (self._store / part).is_file():
                 self._write(part, (self._store / part).read_bytes())
         self._write("LOCK", b"")
-        self._sync()
         return snapshot
 
     def _log(self, snapshot: Snapshot) -> None:
@@ -170,8 +176,9 @@ class _Copy:
             return  # begun after the manifest
         try:
             self._state(run, state, state.size)
-        except FileNotFoundError:
-            return  # deleted while it was copied
+        except FileNotFoundError:  # deleted while it was copied
+            shutil.rmtree(self._dest / runfiles.folder_of(run))
+            return
         if not heads.live:
             self._ended[run] = heads.status
 
@@ -259,17 +266,11 @@ class _Copy:
         except FileNotFoundError:
             return
 
-    def _sync(self) -> None:
-        for path in self._files:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        for folder in sorted({path.parent for path in self._files} | {self._dest}, reverse=True):
-            sync_folder(folder)
-        if (self._dest / runfiles.FOLDER).is_dir():
-            sync_folder(self._dest / runfiles.FOLDER)
+    def _sync(self, dest: RealDisk) -> None:
+        names = [str(path.relative_to(self._dest)) for path in self._files]
+        folders = {str(Path(name).parent) for name in names} | {runfiles.FOLDER}
+        there = [folder for folder in sorted(folders) if folder != "." and (self._dest / folder).is_dir()]
+        dest.sync_many(names, [*there, ""])
 
 
 def _cut(disk: Disk, run: str, state: State, last: int) -> salvage.Prefix:

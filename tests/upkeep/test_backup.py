@@ -154,35 +154,25 @@ def test_whatever_the_owner_does_while_it_is_copied_each_run_is_a_beginning_and_
 
 
 def test_a_run_that_is_deleted_meanwhile_is_left_out_with_its_tombstone(tmp_path: Path):
-    folder, copy = tmp_path / "store", tmp_path / "copy"
-    disk = RealDisk(folder)
-    owner = Owner(disk, folder)
     gone, kept = runs("completed")[:2]
-    owner.record([*commits(gone), *commits(kept), *commits(runs("active")[0])]).checkpoint()
-    states = [0]
-
-    def act() -> None:
-        states[0] += 1
-        if states[0] == 1:
-            owner.checkpoint([gone])
-
-    busy = Busy(RealDisk(folder), act, 0, 10**9)
-    quiet = Busy(RealDisk(folder), lambda: None, 0, 1)
-    backup._Copy(folder, quiet, tmp_path / "first").make()
-    done = 0
-    for at in range(quiet.reads):
-        shutil.rmtree(copy, ignore_errors=True)
-        states[0] = 0 if not done else 2
-        busy.at, busy.reads = at, 0
+    at, reads, made = 0, 1, 0
+    while at < reads:
+        folder, copy = tmp_path / f"store{at}", tmp_path / f"copy{at}"
+        owner = Owner(RealDisk(folder), folder)
+        owner.record([*commits(gone), *commits(kept), *commits(runs("active")[0])]).checkpoint()
+        busy = Busy(RealDisk(folder), lambda owner=owner: owner.checkpoint([gone]), at, 10**9)
         try:
             backup._Copy(folder, busy, copy).make()
         except (backup.MovedOn, FileNotFoundError):
+            at, reads = at + 1, max(reads, busy.reads + 1)
             continue
         findings: list = []
         Check(Place(copy), findings.append).run()
         assert [finding for finding in findings if finding.severity != "note"] == [], at
-        done = states[0] == 1
-    owner.close()
+        assert set(story(copy)) - {gone} == {kept, runs("active")[0]}
+        at, reads, made = at + 1, max(reads, busy.reads), made + 1
+        owner.close()
+    assert made > 5
 
 
 def test_damage_is_copied_along_and_told(store: Path, tmp_path: Path):
