@@ -9,6 +9,7 @@ own, and the event loop waits for neither.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from array import array
@@ -17,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -58,7 +60,7 @@ class Known:
     thread adds, any may ask."""
 
     def __init__(self, runs: Iterable[str]) -> None:
-        self._sorted = array("Q", sorted(map(_short, runs)))
+        self._sorted = array("Q", sorted(set(map(_short, runs))))
         self._fresh: frozenset[int] = frozenset()
 
     def add(self, runs: Iterable[str]) -> None:
@@ -118,7 +120,6 @@ class FileArchive:
         self._tombstones = Tombstones(self._writer, [Named(f.name, f.count, f.sum) for f in named])
         self._index: Index | None = None
         self._looked: Index | None = None
-        self._live = len(manifest.live) if manifest is not None else 0
         self._found = replace(manifest, live={}) if manifest is not None else None
         self._known: Known | None = None if self._any else Known(())
         self._indexing, self._using = anyio.Lock(), threading.Lock()
@@ -134,18 +135,16 @@ class FileArchive:
     async def settle(self) -> None:
         """What need not be done before the first answer: deletes what a crash did not let the last checkpoint delete, and
         learns which runs have files, so that a new one needs no look at the disk. Raises StorageError, StoreDamaged."""
-        await anyio.to_thread.run_sync(self._settle, limiter=self._saving)
+        ended = await self._look_up(Index.runs) if self._known is None else []
+        await anyio.to_thread.run_sync(self._settle, ended, limiter=self._saving)
 
-    def _settle(self) -> None:
+    def _settle(self, ended: list[str]) -> None:
         if self._found is not None:
             self._checkpointer.sweep(self._found)
             self._found = None
         if self._known is None:
-            found = self._names(runfiles.FOLDER)
-            if len(found) >= self._live + sum(
-                self._ended.values()
-            ):  # else some are lost, and each is asked for by name
-                self._known = Known(found)
+            # One that lost its files is among them too: its key must not begin a fresh run.
+            self._known = Known(chain(self._names(runfiles.FOLDER), ended))
 
     def close(self) -> None:
         for index in (self._index, self._looked):
@@ -308,12 +307,14 @@ class FileArchive:
                     index.close()
             self._index = self._looked = None
 
-    def _open_index(self, anew: bool) -> Index:
+    def _open_index(self, anew: bool, ended: Mapping[str, int] | None = None) -> Index:
+        """`ended`: how many there are in files, where a checkpoint has filed more than the last manifest knows."""
         path, store_id = self._folder / FILE_NAME, self._journal.store_id
-        if anew:
-            self._index = Index.rebuild(path, self._rows, self._seq, store_id)
-        else:
-            self._index = Index.open_or_rebuild(path, self._rows, self._seq, store_id, self._ended)
+        if not anew:
+            with contextlib.suppress(_Unfit):
+                self._index = Index.open_or_rebuild(path, _unfit, self._seq, store_id, self._ended)
+                return self._index
+        self._index = Index.rebuild(path, self._rows, self._seq, store_id, self._ended if ended is None else ended)
         return self._index
 
     def _rows(self) -> Iterator[Ended]:
@@ -383,7 +384,7 @@ class FileArchive:
         if not rows and not checkpoint.deleted and self._index is None and not self._any:
             return  # nothing has ended yet: there is nothing to find
         for anew in (False, True):
-            index = self._index or self._open_index(anew)
+            index = self._index or self._open_index(anew, checkpoint.ended)
             try:
                 index.update(self._new_rows(rows), checkpoint.deleted, through, self._journal.store_id)
             except IndexUnusable:
@@ -414,6 +415,14 @@ def opened_summary(sealed: seal.Seal, run_id: str, raw: bytes) -> Summary:
     heads = summary.decode(raw)
     body = sealed.open(seal.summary_context(run_id, heads.last_seq), bytes(heads.body))
     return replace(heads, body=Raw(body))
+
+
+class _Unfit(Exception):
+    """There is no index that could be used as it is."""
+
+
+def _unfit() -> Iterable[Ended]:
+    raise _Unfit
 
 
 def ended_row(run_id: str, state: State, heads: Summary) -> Ended | None:

@@ -216,6 +216,11 @@ class Index:
             found = self._database.execute(query, (run,)).fetchone()
             return None if found is None else _row(found)
 
+    def runs(self) -> list[str]:
+        """All runs that have ended, in no order."""
+        with _translated():
+            return [run for (run,) in self._database.execute("SELECT run FROM ended")]
+
     def counts(self) -> dict[str, int]:
         """How many runs there are of each status that any run has."""
         with _translated():
