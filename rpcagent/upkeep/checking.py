@@ -30,7 +30,6 @@ from rpcagent.upkeep.place import Owner, Place, owner_of
 from rpcagent.upkeep.stories import Spans, blobs_of, opened
 
 TRIES = 5
-PROGRESS_S = 0.5
 _REPAIR = "`rpcagent repair --dry-run` says what can be kept"
 _UNREAD = "mend what keeps it from being read (the disk, a link, the modes), and check again"
 _TRY = "restore it from a backup; without one: "
@@ -55,6 +54,7 @@ class Check:
         self._tails: dict[str, list[Line]] = {}
         self._referenced: dict[str, str] = {}  # digest: a run that refers to it
         self._unread_tails = 0  # sealed commits in the log that may refer to blobs
+        self._shut: set[str] = set()  # ids of keys that payloads are sealed with and that were not given
         self._ended: dict[str, Summary] = {}
         self._graves: list[bytes] = []
         self._seal: seal.Seal = seal.Plain()
@@ -72,6 +72,7 @@ class Check:
             self._runs()
             self._blobs()
             self._index()
+            self._keys()
         finally:
             self.place.close()
 
@@ -170,8 +171,9 @@ class Check:
             self._tails.setdefault(line.run, []).append(Line(line.first, line.count, line.body))
         try:
             body = opened(self._seal, line.run, Line(line.first, line.count, line.body))
-        except seal.KeyMissing:
+        except seal.KeyMissing as error:
             self._unread_tails += 1
+            self._shut.add(error.details["kid"])
         except errors.StoreDamaged as error:
             what = f"a sealed payload that cannot be opened: {error.details['reason']}"
             self._told.append(
@@ -353,6 +355,10 @@ class Check:
             heads = summary.decode(state.summary)
         except msgspec.DecodeError as error:
             raise runfiles.damaged(run, runfiles.state_of(run), 0, f"its summary is none: {error}") from error
+        with contextlib.suppress(ValueError):
+            kid = seal.kid_of(bytes(heads.body))
+            if kid is not None and (self.place.ring is None or self.place.ring.get(kid) is None):
+                self._shut.add(kid)
         if heads.last_seq not in {state.last_seq, 0}:  # 0: of a run that could not be replayed
             reason = f"its summary is of event {heads.last_seq}, and the history ends at {state.last_seq}"
             raise runfiles.damaged(run, runfiles.state_of(run), 0, reason)
@@ -432,8 +438,9 @@ class Check:
                     pass
             except errors.NotFound:
                 continue  # collected meanwhile
-            except seal.KeyMissing:
+            except seal.KeyMissing as error:
                 sealed += 1
+                self._shut.add(error.details["kid"])
             except errors.StoreDamaged as error:
                 self._damage(
                     error,
@@ -442,7 +449,7 @@ class Check:
                 )
             row.files += 1
         if sealed:
-            what = f"{sealed} sealed files were not checked: name the key with --key"
+            what = f"the content of {sealed} sealed files was not compared with the SHA-256 that they are named by"
             self._tell(Finding(severity="note", what=what, file="blobs"))
         for digest, run in sorted(self._referenced.items()):
             if digest not in there and not self._is_there(folder / digest):
@@ -472,6 +479,13 @@ class Check:
         # What a checkpoint that was interrupted has filed stands in the log as well, and in the index after the next one.
         settled = {run: heads for run, heads in self._ended.items() if run not in self._spans}
         check_index(self.place.store, settled, self._ended, self._tell, self.table["index"])
+
+    def _keys(self) -> None:
+        if self._shut:
+            shown = ", ".join(sorted(self._shut))
+            what = f"payloads sealed with {shown} were not opened; checksums and links hold for them as they are sealed"
+            remedy = "to have them opened, name that key with --encryption-key or --old-encryption-key"
+            self._tell(Finding(severity="note", what=what, remedy=remedy))
 
     def _names(self, folder: str) -> list[str]:
         try:

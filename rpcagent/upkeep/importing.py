@@ -153,7 +153,7 @@ class Taking:
         kid = self._sealed_with()
         if kid is not None and self._place.ring is None:
             raise seal.KeyMissing(
-                f"This store is encrypted, with the key {kid}. Name it with --key.", kid=kid, context=run
+                f"This store is encrypted, with the key {kid}. Name it with --encryption-key.", kid=kid, context=run
             )
 
     def _is_listed(self, run: str) -> bool:

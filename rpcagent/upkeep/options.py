@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from rpcagent.batch.options import folder
+from rpcagent.batch.options import add_keys, folder
 
 _CODES = """\
 exit codes:
@@ -23,7 +23,7 @@ a daemon may own the store and go on meanwhile. What that daemon has written and
 
   rpcagent verify
   rpcagent verify --store /backup/notes --json
-  rpcagent verify --replay --key file:~/.rpcagent.key
+  rpcagent verify --replay --encryption-key file:~/.rpcagent.key
 
 Checked are: HEAD and the manifest; each line of the log, its number and its link to the one before; state and history of each
 run, and that the log goes on where they end; the tombstones of deleted runs; each kept large output, by its SHA-256; that what
@@ -77,7 +77,8 @@ Writes one run as one file that holds all of it: a header, its commits as in his
 outputs that it refers to, and at the end counts and a SHA-256 over everything before. Without FILE to standard output. Changes
 nothing; a daemon may own the store. A file is made with mode 0600 and has its name only when it is whole.
 
-The file is not encrypted. A run of an encrypted store needs --key, and what comes out can be read by whoever has the file.
+The file is not encrypted. A run of an encrypted store needs --encryption-key, and what comes out can be read by whoever has the
+file.
 
 {_CODES}"""
 
@@ -105,8 +106,8 @@ what was done since. A client that sent `initialize {{"expect": {{"minEpoch": N}
 {_CODES}"""
 
 _BLOB = f"""\
-Prints a large output that is kept beside the records, verified, and opened with --key where it is sealed. With a run: lists the
-digests that it refers to. A digest may be shortened to a beginning that is no other's.
+Prints a large output that is kept beside the records, verified, and opened with --encryption-key where it is sealed. With a run:
+lists the digests that it refers to. A digest may be shortened to a beginning that is no other's.
 
   rpcagent blob run_a4xa
   rpcagent blob f6351f5e > output.txt
@@ -162,21 +163,7 @@ def _command(command: AddCommand, name: str, purpose: str, about: str) -> argpar
     place = parser.add_argument_group("which store")
     place.add_argument("--store", type=folder, metavar="DIR", help="default: $RPCAGENT_STORE, else the workspace's own")
     place.add_argument("--workspace", type=Path, metavar="DIR", help="whose store it is (default: here)")
-    place.add_argument(
-        "--key",
-        "--encryption-key",
-        dest="key",
-        metavar="REF",
-        help="of an encrypted store: file:PATH, env:NAME, keyring:SERVICE/NAME",
-    )
-    place.add_argument(
-        "--old-key",
-        "--old-encryption-key",
-        dest="old_key",
-        action="append",
-        metavar="REF",
-        help="an earlier key; may be repeated",
-    )
+    add_keys(place)
     return parser
 
 

@@ -34,10 +34,11 @@ class Owner(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Place:
-    """`store` is there, and is one. `ring`: the keys that were named."""
+    """`store` is there, and is one. `ring`: the keys that were named, `keys`: the options that named them."""
 
     store: Path
     ring: KeyRing | None = None
+    keys: tuple[str, ...] = ()
     _disks: list[RealDisk] = field(default_factory=list, compare=False, repr=False)
 
     def disk(self) -> RealDisk:
@@ -54,8 +55,8 @@ class Place:
         return AesGcm(self.ring, store_id) if self.ring is not None else Plain()
 
     def hint(self, *words: str) -> str:
-        """A command that a reader may copy: it works on the same store."""
-        return shlex.join(["rpcagent", *words, "--store", str(self.store)])
+        """A command that a reader may copy: it works on the same store, with the same keys."""
+        return shlex.join(["rpcagent", *words, "--store", str(self.store), *self.keys])
 
 
 def place_of(options: argparse.Namespace, *, may_be_new: bool = False) -> Place:
@@ -63,12 +64,14 @@ def place_of(options: argparse.Namespace, *, may_be_new: bool = False) -> Place:
     store = _named(options)
     _check(store, may_be_new)
     try:
-        ring = load_ring(options.key, options.old_key or ()) if getattr(options, "key", None) else None
+        named = options.encryption_key
+        ring = load_ring(named, options.old_encryption_key) if named is not None else None
     except KeyUnusable as error:
         raise Mistake(str(error), code="KEY") from None
-    if ring is None and getattr(options, "old_key", None):
-        raise Mistake("--old-key goes with --key, which names the present one")
-    return Place(store, ring)
+    if ring is None and options.old_encryption_key:
+        raise Mistake("--old-encryption-key goes with --encryption-key, which names the present one")
+    older = [part for each in options.old_encryption_key for part in ("--old-encryption-key", each)]
+    return Place(store, ring, ("--encryption-key", named, *older) if named is not None else ())
 
 
 def _named(options: argparse.Namespace) -> Path:

@@ -17,8 +17,6 @@ from rpcagent.upkeep.findings import TONES, Finding, Row
 from rpcagent.upkeep.place import Place
 
 PROGRESS_S = 0.5
-_REPAIR = "`rpcagent repair --dry-run` says what can be kept"
-_TRY = "restore it from a backup; without one: "
 
 
 def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:

@@ -78,9 +78,9 @@ def test_a_sealed_payload_is_named_by_its_key_until_the_key_is_given(tmp_path: P
     assert f"sealed ({ring.current.kid})" in closed.out
     shut = said("log", "--store", store, "--json").facts
     assert {fact["sealed"] for fact in shut} == {ring.current.kid}
-    opened = said("log", "--store", store, "--json", "--key", f"file:{key}")
+    opened = said("log", "--store", store, "--json", "--encryption-key", f"file:{key}")
     assert (opened.code, "event" in opened.facts[0]) == (0, True)
-    wrong = said("log", "--store", store, "--key", f"file:{tmp_path / 'none'}")
+    wrong = said("log", "--store", store, "--encryption-key", f"file:{tmp_path / 'none'}")
     assert (wrong.code, "Traceback" in wrong.err) == (2, False)
 
 

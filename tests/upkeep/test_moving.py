@@ -249,7 +249,7 @@ def test_a_sealed_run_comes_out_in_the_clear_with_its_key_and_goes_in_sealed(tmp
     path = tmp_path / "x.jsonl"
     shut = said("export", run, path, "--store", store, "--json")
     assert (shut.code, shut.error["code"], path.exists()) == (5, "INCOMPATIBLE", False)
-    assert said("export", run, path, "--store", store, "--key", f"file:{key}").code == 0
+    assert said("export", run, path, "--store", store, "--encryption-key", f"file:{key}").code == 0
     sealed = real_store(tmp_path / "sealed", sealing=AesGcm(ring, STORE_ID))
     odd = path.read_bytes()
     assert run.encode() in odd
@@ -259,9 +259,9 @@ def test_a_sealed_run_comes_out_in_the_clear_with_its_key_and_goes_in_sealed(tmp
     Owner(disk, target, sealing=AesGcm(ring, STORE_ID)).record(commits(LIVE)).checkpoint().close()
     refusal = said("import", path, "--store", target, "--json")
     assert (refusal.code, refusal.error["code"]) == (5, "INCOMPATIBLE")
-    assert said("import", path, "--store", target, "--key", f"file:{key}").code == 0
+    assert said("import", path, "--store", target, "--encryption-key", f"file:{key}").code == 0
     assert b"run_started" not in (target / "runs" / run / "history.jsonl").read_bytes()
-    verified = said("verify", "--store", target, "--json", "--replay", "--key", f"file:{key}")
+    verified = said("verify", "--store", target, "--json", "--replay", "--encryption-key", f"file:{key}")
     assert (verified.code, damage(verified)) == (0, [])
     assert sealed.exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -171,15 +172,17 @@ def test_a_sealed_store_is_repaired_without_its_key_and_better_with_it(tmp_path:
     made = real_store(tmp_path / "made", sealing=AesGcm(ring, STORE_ID))
     assert said("verify", "--store", made, "--json").code == 0
     assert said("verify", "--store", made, "--json", "--replay").summary["notes"] > 10
-    with_key = said("verify", "--store", made, "--json", "--replay", "--key", f"file:{key}")
+    with_key = said("verify", "--store", made, "--json", "--replay", "--encryption-key", f"file:{key}")
     assert (with_key.code, with_key.summary["notes"]) == (0, 0)
     flip_a_record(made, 64)
-    for words, fate in (((), "buried"), (("--key", f"file:{key}"), "closed")):
+    for words, fate in (((), "buried"), (("--encryption-key", f"file:{key}"), "closed")):
         store = Path(shutil.copytree(made, tmp_path / fate))
+        before = said("repair", "--store", store, *words)
+        assert shlex.join(["rpcagent", "repair", "--yes-lose", "--store", str(store), *words]) + "\n" in before.out
         found = said("repair", "--store", store, "--yes-lose", "--json", *words)
         assert found.code == 0
         assert [run["fate"] for run in found.facts[0]["plan"]["runs"]] == [fate]
-        verified = said("verify", "--store", store, "--json", "--replay", "--key", f"file:{key}")
+        verified = said("verify", "--store", store, "--json", "--replay", "--encryption-key", f"file:{key}")
         assert (verified.code, damage(verified)) == (0, [])
 
 
