@@ -28,7 +28,7 @@ _REMEDIES = {
     "INVALID_STATE": "`rpcagent show RUN` tells how the run stands",
     "STORAGE": "make room on the disk (or mend what the message names) and give the same command again: nothing was lost",
     "OVERLOADED": "give the same command again in a moment",
-    "STORE_DAMAGED": "keep a copy of the store before you do anything; the message names file and offset",
+    "STORE_DAMAGED": "`rpcagent verify` says all that is damaged, `rpcagent repair --dry-run` what can be kept",
     "INCOMPATIBLE": "what the run depends on cannot be had, or a later version wrote the store",
     "INTERNAL": "this is a fault of rpcagent; the daemon's log has the story under the incident's id",
     "KEY_EXPIRED": "the run of this key was deleted: give another --key",

@@ -26,6 +26,7 @@ from rpcagent import errors
 PARTS = (
     "LOCK", "HEAD", "wal", "checkpoint.json", "checkpoint.json.tmp", "runs", "tombstones", "blobs",
     "index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal", "jobs", "trusted", "RESERVE",
+    "damaged",
 )  # fmt: skip
 """All names in a store's folder that are its own. Others are neither read nor touched, nor judged."""
 
