@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from rpcagent.runs.state import RunState
-from rpcagent.runs.view import needs_attention, retry_at, run_status, run_view
+from rpcagent.runs.view import needs_attention, run_status, run_view
 
 NEXT_OPENING = -1
 """An epoch that no run was released in: a summary shows a run as the next opening of the store finds it."""
@@ -103,10 +103,12 @@ def is_hot(state: RunState) -> bool:
 
 
 def wakes_at(state: RunState) -> datetime | None:
-    """The earliest instant at which time alone changes it."""
+    """The earliest instant at which time alone changes it. While a person is asked about one call, others go on."""
     due = [a.expires_at for a in state.approvals.values() if a.expires_at is not None]
-    waits = retry_at(state)
-    return min([*due, waits] if waits is not None else due, default=None)
+    if all(a.kind == "tool_call" for a in state.open_approvals()):
+        going = (s for s in state.open_steps() if s.status in {"not_started", "started"})
+        due += [s.retry_at for s in going if s.retry_at is not None]
+    return min(due, default=None)
 
 
 def encode(heads: Summary, body: bytes) -> bytes:
