@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import anyio
 import pytest
@@ -12,6 +13,7 @@ from rpcagent.runs import roster
 from rpcagent.runs.definition import Rule
 from rpcagent.runs.engine import Actor
 from rpcagent.runs.fold import apply
+from rpcagent.runs.outcomes import AskedCall, ModelReply, NotDone, ToolReply
 from rpcagent.runs.ports import Recorded
 from rpcagent.runs.requests import CancelCommand, ResumeCommand, StepCommand
 from rpcagent.runs.view import recovery_plan
@@ -167,6 +169,45 @@ async def test_the_timer_of_a_parked_run_is_armed_again_at_a_start():
         await anyio.sleep(2)
         assert store.reads == [run]
         assert store.states()[run].phase == "completed"
+
+
+class Busy(Store):
+    """The model asks for two reads at once: one that a person is asked about, and one that is told to come back."""
+
+    async def complete(self, request: Any, emit: Any) -> ModelReply:
+        if len(request.messages) > 1:
+            return ModelReply(text="The end.")
+        calls = [AskedCall(tool="fs.read", arguments={"op": op}, provider_id=op) for op in ("asked", "busy")]
+        return ModelReply(calls=tuple(calls))
+
+    async def call(self, request: Any) -> Any:
+        self.calls[request.arguments["op"]] += 1
+        if request.arguments["op"] == "busy" and self.calls["busy"] == 1:
+            return NotDone(error=ev.Trouble(kind="rate_limit"), retry_after_ms=60_000)
+        return ToolReply(result={"content": []})
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@virtual
+async def test_a_read_that_is_to_be_tried_again_is_so_while_another_one_waits_for_a_person_also_if_parked(
+    restart: bool,
+):
+    store = Busy()
+    rules = (Rule(do="ask", tool="fs.read", arguments={"op": "asked"}), Rule(do="allow", effect="read_only"))
+    async with store.life() as life:
+        run = await life.start("a", rules=rules)
+        await life.settled(run)
+        assert store.calls == {"busy": 1}
+        await life.keeper.checkpoint()
+        assert run in life.roster.parked
+        if not restart:
+            await anyio.sleep(61)
+            assert store.calls == {"busy": 2}
+    if restart:
+        async with store.life() as life:
+            assert store.reads == []
+            await anyio.sleep(61)
+            assert store.calls == {"busy": 2}
 
 
 @virtual
