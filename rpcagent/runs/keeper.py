@@ -122,8 +122,9 @@ class Keeper:
         began = anyio.current_time()
         async with self._saving:
             mark = await self._archive.mark()
+            places = self._roster.places  # whatever begins from here on is in the log, and is placed again by a replay
             filed = await self._filed(mark)
-            await self._save(mark, filed)
+            await self._save(mark, filed, places)
             for one in filed:
                 self._settled(one)
             self.made += 1
@@ -158,12 +159,12 @@ class Keeper:
             heads, body = summary.summarise(actor.state, actor.place, policy)
         return Filed(run_id=actor.run_id, records=tuple(actor.tail), heads=heads, body=body)
 
-    async def _save(self, mark: Mark, filed: list[Filed]) -> None:
+    async def _save(self, mark: Mark, filed: list[Filed], places: int) -> None:
         deleted = tuple(self.deleted)
         ended = self.ended + Counter(one.heads.status for one in filed if self._newly_ended(one))
         checkpoint = Checkpoint(
             at=self._supervisor.known_until or datetime.fromtimestamp(0, UTC),
-            places=self._roster.places,
+            places=places,
             ended=dict(ended),
             filed=tuple(filed),
             live=self._live(filed),
@@ -182,7 +183,7 @@ class Keeper:
             if actor.run_id in live or actor.sheet is None:
                 continue
             state = actor.state
-            if state is not None and not actor.tail and not state.ended:
+            if state is not None and actor.failed is None and not actor.tail and actor.sheet[0].live:
                 policy = self._supervisor.policy(state.definition.agent)
                 if actor.sheet[0].policy != policy:  # it was looked at again under the present one, and nothing changed
                     actor.sheet = summary.summarise(state, actor.place, policy)
