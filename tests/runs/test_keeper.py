@@ -7,6 +7,7 @@ import pytest
 from rpcagent import errors
 from rpcagent.runs import events as ev
 from rpcagent.runs import keeper, roster
+from rpcagent.runs.definition import Rule
 from rpcagent.runs.requests import CancelCommand
 from rpcagent.runs.summary import summarise
 
@@ -385,3 +386,67 @@ async def test_a_deletion_and_a_checkpoint_do_not_meet():
         assert store.histories == {}
         assert life.keeper.deleted == []
     assert identity("k0") in store.graves
+
+
+@virtual
+async def test_a_run_that_begins_while_a_checkpoint_gathers_keeps_its_place_after_a_kill(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(keeper, "_SLICE", 2)
+    store = Store()
+    async with store.life() as life:
+        for number in range(20):
+            await life.start(f"k{number}", "bank.pay")
+        real = keeper.anyio.lowlevel.checkpoint
+
+        async def slowly() -> None:
+            await real()
+            await anyio.sleep(0.01)
+
+        monkeypatch.setattr(keeper.anyio.lowlevel, "checkpoint", slowly)
+        async with anyio.create_task_group() as both:
+            both.start_soon(life.keeper.checkpoint)
+            await anyio.sleep(0.005)
+            late = await life.start("late", "bank.pay")
+        monkeypatch.undo()
+        place = life.roster.actors[late].place
+        assert store.manifest is not None
+        assert late not in store.histories
+    async with store.life() as life:
+        assert life.roster.actors[late].place == place == 21
+        assert await life.start("next") in life.roster.actors
+        assert life.roster.actors[identity("next")].place == 22
+
+
+@virtual
+async def test_a_damaged_run_stays_so_in_the_manifest_until_a_start_could_read_it():
+    store = Store()
+    async with store.life() as life:
+        run = await life.start("a", "bank.pay")
+        life.roster.actors[run]._stop(ZeroDivisionError(), [])
+        for number in range(3):
+            await life.start(f"k{number}")
+            await life.keeper.checkpoint()
+            assert store.manifest is not None
+            [(known, heads, _)] = store.manifest.live
+            assert (known, heads.status, heads.hot) == (run, "damaged", True)
+
+
+@virtual
+async def test_a_run_in_doubt_that_ended_is_read_once_after_a_change_of_policy_and_not_at_each_start():
+    store = Store()
+    store.loses = True
+    async with store.life() as life:
+        run = await life.start("a", "bank.pay")
+        await life.approve(run)
+        await life.settled(run)
+        await life.ask(run, "c", CancelCommand())
+        await life.settled(run)
+        await life.keeper.checkpoint()
+    store.present = {"a": (Rule(do="deny"),)}
+    store.reads.clear()
+    for reads in ([run], [run], [run]):
+        async with store.life() as life:
+            assert store.reads == reads
+            await life.keeper.checkpoint()
+            assert life.overview() == life.truth()
