@@ -82,7 +82,7 @@ def test_a_kill_at_any_mutating_call_of_the_seam_loses_nothing_acknowledged_and_
     def die_at(number: int) -> str | None:
         place = tmp_path / str(number)
         place.mkdir()
-        story = Story(service, f"seam {number}")
+        story = Story(service, str(place))
         call = tell(nursery, story, place / "store", number)
         go_on(nursery, story, place / "store")
         return call
@@ -200,7 +200,7 @@ def kill_at(nursery: Nursery, service: CountingService, tmp_path: Path, points: 
 
     def die_at(place: Path, point: Point) -> Point | None:
         place.mkdir()
-        store, story = place / "store", Story(service, f"strace {place.name}")
+        store, story = place / "store", Story(service, str(place))
         traced: list[list[str]] = [[], []]
         traced[point.part] = replace(point.call, path=f"{store}{point.call.path}").killing()
         alive = tell_traced(nursery, story, store, traced, opened=point.opened)
