@@ -1,12 +1,6 @@
-"""`rpcagent backup`: a copy of a store that is one of a single moment, made while a daemon goes on with it.
+"""`rpcagent backup`: a copy of a store, made while a daemon goes on with it, checked, and then given its name.
 
-Knows: in which order the parts are copied, and how each run is cut to what the manifest counts. Does not know: how a store is
-checked (`checking`), which is done at the end.
-
-The manifest and the log behind it are read as one (`reading`). What was recorded later than they were read is in neither. The
-files of runs may be further by then, or gone: of a run that has not ended exactly as many lines are copied as its summary in
-the manifest counts, with that summary; of one that has, all that its state counts. A run that was deleted meanwhile is left
-out, and its tombstone is taken along. Blobs come last, so that all that runs refer to is there.
+Knows: under which keys the copy is to be, and what a check of it means. Does not know: how it is made (`copying`, `resealing`).
 """
 
 from __future__ import annotations
@@ -16,32 +10,31 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from rpcagent import errors
 from rpcagent.batch import exits
 from rpcagent.batch.desk import Desk
 from rpcagent.batch.faults import Mistake
-from rpcagent.journal import manifest, reading, record, runfiles, tombstones
-from rpcagent.journal.checkpoint import read_manifest
-from rpcagent.journal.disk import Disk, RealDisk
-from rpcagent.journal.manifest import Manifest
 from rpcagent.journal.reading import MovedOn, Snapshot
-from rpcagent.journal.runfiles import State
-from rpcagent.runs import summary
-from rpcagent.upkeep import salvage
-from rpcagent.upkeep.blob import FOLDER as BLOBS
+from rpcagent.journal.seal import Seal
+from rpcagent.keys import KeyRing
 from rpcagent.upkeep.checking import Check
+from rpcagent.upkeep.copying import Copy
 from rpcagent.upkeep.exporting import sync_folder
 from rpcagent.upkeep.findings import Finding
 from rpcagent.upkeep.place import Place
+from rpcagent.upkeep.resealing import Resealing, Unsealing, check_payloads
 
 TRIES = 5
-PARTS = ("trusted",)
-"""What is copied as it is, besides the store's own files."""
-_PIECE = 1 << 20
+
+
+class Copied(NamedTuple):
+    """A draft that is whole and durable. `lost`: what could not be taken along."""
+
+    snapshot: Snapshot
+    lost: list[Finding]
 
 
 def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:
@@ -51,12 +44,21 @@ def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:
         raise Mistake(f"{dest} is there already", "name a folder that is not")
     if not dest.parent.is_dir():
         raise Mistake(f"{dest.parent} is not a directory")
+    if options.reseal and place.ring is None:
+        raise Mistake(
+            "--reseal goes with --encryption-key, which names the key that the copy is to be under",
+            "`rpcagent key new FILE` makes one; the keys of before are named with --old-encryption-key",
+        )
+    anew = options.reseal or options.unseal
+    ring = KeyRing(place.ring.current) if options.reseal and place.ring else None if options.unseal else place.ring
     draft = dest.with_name(f".{dest.name}.{secrets.token_hex(4)}.tmp")
     try:
-        snapshot = _copied(place, draft)
-        findings: list[Finding] = []
-        check = Check(Place(draft, place.ring), findings.append)
-        check.run()
+        snapshot, findings = _copied(place, draft, _sealing(place, options) if anew else None)
+        with contextlib.closing(Place(draft, ring)) as copy:
+            if anew:
+                check_payloads(draft, copy.disk(), copy.seal)
+            check = Check(copy, findings.append)
+            check.run()
         draft.rename(dest)
         sync_folder(dest.parent)
     finally:
@@ -66,19 +68,23 @@ def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:
     if desk.as_json:
         for finding in damaged:
             desk.fact(finding.value())
-        told = {
+        told: dict[str, Any] = {
             "dest": str(dest),
             "storeId": snapshot.store_id,
             "epoch": snapshot.epoch,
             "lastRecord": snapshot.end.seq,
             "runs": check.runs,
         }
+        if anew:
+            told["key"] = ring.current.kid if ring is not None else None
         desk.fact({"backup": told, "exitCode": exit_code})
         return exit_code
     for finding in damaged:
         for line in finding.lines():
             desk.tell(line, "bad")
     word = "its damage is copied along" if damaged else "checked"
+    if anew:
+        word += f"; all of it is under the key {ring.current.kid}" if ring else "; nothing in it is encrypted"
     desk.tell(
         f"{dest}: {check.runs} runs up to record {snapshot.end.seq}, epoch {snapshot.epoch}, {word}",
         "bad" if damaged else "good",
@@ -86,198 +92,19 @@ def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:
     return exit_code
 
 
-def _copied(place: Place, draft: Path) -> Snapshot:
+def _sealing(place: Place, options: argparse.Namespace) -> Callable[[str], Seal]:
+    """What opens the payloads of the store with an id, and seals them for the copy."""
+    return (lambda store_id: Unsealing(place.seal(store_id))) if options.unseal else place.seal
+
+
+def _copied(place: Place, draft: Path, sealing: Callable[[str], Seal] | None = None) -> Copied:
+    """`sealing`: as of `Resealing`; None: all bytes stay as they are."""
     for _ in range(TRIES):
         try:
-            return _Copy(place.store, place.disk(), draft).make()
+            if sealing is None:
+                return Copied(Copy(place.store, place.disk(), draft).make(), [])
+            resealing = Resealing(place.store, place.disk(), draft, sealing)
+            return Copied(resealing.make(), resealing.lost)
         except (MovedOn, FileNotFoundError):
             shutil.rmtree(draft, ignore_errors=True)
     raise MovedOn("The store changes faster than it can be copied; try again when less goes on.", errno="ESTALE")
-
-
-class _Copy:
-    """One attempt. `make` raises MovedOn or FileNotFoundError where the owner was faster."""
-
-    def __init__(self, store: Path, disk: Disk, dest: Path) -> None:
-        self._store, self._disk, self._dest = store, disk, dest
-        self._files: list[Path] = []
-        self._ended: dict[str, str] = {}
-
-    def make(self) -> Snapshot:
-        self._dest.mkdir(mode=0o700)
-        with contextlib.closing(RealDisk(self._dest)) as dest:  # before the first write: its sync tells of all of them
-            snapshot = self._fill()
-            self._sync(dest)
-        return snapshot
-
-    def _fill(self) -> Snapshot:
-        snapshot = reading.read_store(self._disk)
-        if not snapshot.store_id:
-            raise Mistake(f"{self._store} has no log", code="NOT_FOUND")
-        self._log(snapshot)
-        told = snapshot.manifest
-        if told is not None:
-            self._runs(snapshot, told)
-            self._manifest(snapshot, told)
-        self._head(snapshot)
-        self._blobs()
-        for part in PARTS:
-            if (self._store / part).is_file():
-                self._write(part, (self._store / part).read_bytes())
-        self._write("LOCK", b"")
-        return snapshot
-
-    def _log(self, snapshot: Snapshot) -> None:
-        for name in snapshot.segments:
-            data = self._disk.read(name)
-            self._write(name, data if name != snapshot.segments[-1] else data[: snapshot.counted])
-
-    def _head(self, snapshot: Snapshot) -> None:
-        end = snapshot.end
-        slot = record.head_slot(record.Head(snapshot.epoch, end.seq, end.checksum))
-        self._write("HEAD", slot + b" " * (record.SLOT - 1) + b"\n")
-
-    # Runs
-
-    def _runs(self, snapshot: Snapshot, told: Manifest) -> None:
-        for run, raw in told.live.items():
-            try:
-                self._live_run(run, raw)
-            except errors.StoreDamaged:
-                self._as_it_is(run)
-        begun = {entry.run for entry in snapshot.entries() if entry.first == 1}
-        for run in self._names(runfiles.FOLDER):
-            if record.is_run(run) and run not in told.live and run not in begun:
-                try:
-                    self._ended_run(run, told)
-                except errors.StoreDamaged:
-                    self._as_it_is(run)
-
-    def _live_run(self, run: str, raw: bytes) -> None:
-        """As the manifest counts it, whatever its files have come to since."""
-        last = summary.decode(raw).last_seq
-        state = runfiles.read_state(self._disk, run)
-        if state is None:
-            raise MovedOn(f"{run} was deleted, or its state is missing", errno="ESTALE")
-        if last in {0, state.last_seq}:  # 0: of a run that cannot be replayed
-            self._state(run, state, state.size)
-            return
-        kept = _cut(self._disk, run, state, last)
-        self._state(
-            run, State(last_seq=last, lines=kept.lines, size=kept.size, chain=kept.chain, summary=raw), kept.size
-        )
-
-    def _ended_run(self, run: str, told: Manifest) -> None:
-        state = runfiles.read_state(self._disk, run)
-        if state is None:
-            return  # deleted, or no run yet
-        heads = summary.decode(state.summary)
-        if heads.place >= told.places:
-            return  # begun after the manifest
-        try:
-            self._state(run, state, state.size)
-        except FileNotFoundError:  # deleted while it was copied
-            shutil.rmtree(self._dest / runfiles.folder_of(run))
-            return
-        if not heads.live:
-            self._ended[run] = heads.status
-
-    def _as_it_is(self, run: str) -> None:
-        """The files of a run that are damaged: the check of the copy tells."""
-        for name in self._names(runfiles.folder_of(run)):
-            path = f"{runfiles.folder_of(run)}/{name}"
-            (self._dest / path).unlink(missing_ok=True)
-            self._write(path, self._disk.read(path))
-
-    def _state(self, run: str, state: State, size: int) -> None:
-        history = runfiles.history_of(run)
-        path = self._path(history)
-        with path.open("xb") as out:
-            path.chmod(0o600)
-            offset = 0
-            while offset < size:
-                data = self._disk.read_at(history, offset, min(_PIECE, size - offset))
-                if not data:
-                    raise runfiles.cut(run, offset)
-                out.write(data)
-                offset += len(data)
-        self._files.append(path)
-        self._write(runfiles.state_of(run), runfiles.encode_state(run, state))
-
-    def _manifest(self, snapshot: Snapshot, told: Manifest) -> None:
-        """With the tombstones of now: whatever was deleted while the files were copied is among them."""
-        now = read_manifest(self._disk) or told
-        named = [tombstones.Named(file.name, file.count, file.sum) for file in now.tombstones]
-        for file in named:
-            try:
-                data = tombstones.read(self._disk, file)
-            except errors.StoreDamaged:
-                if read_manifest(self._disk) != now:
-                    raise MovedOn("tombstones were put together", errno="ESTALE") from None
-                raise
-            self._write(f"{tombstones.FOLDER}/{file.name}", data)
-        ended = told.ended
-        if now != told:
-            graves = tombstones.Tombstones(self._disk, named)
-            if any(run in graves for run in (*told.live, *(entry.run for entry in snapshot.entries()))):
-                raise MovedOn("a run was deleted that is under way in the copy", errno="ESTALE")
-            ended = dict(Counter(status for run, status in self._ended.items() if run not in graves))
-        members = {name: getattr(told, name) for name in told.__struct_fields__ if name != "live"}
-        after = Manifest(**members | {"ended": ended, "tombstones": now.tombstones})
-        self._write(manifest.FILE, manifest.encode(after, told.live.items()))
-
-    def _blobs(self) -> None:
-        for name in self._names(BLOBS):
-            if len(name) != 64:
-                continue
-            try:
-                with (self._store / BLOBS / name).open("rb") as found:
-                    path = self._path(f"{BLOBS}/{name}")
-                    with path.open("xb") as out:
-                        path.chmod(0o600)
-                        shutil.copyfileobj(found, out, _PIECE)
-                    self._files.append(path)
-            except FileNotFoundError:
-                continue  # nobody referred to it any more
-
-    # Files
-
-    def _write(self, name: str, data: bytes) -> None:
-        path = self._path(name)
-        with path.open("xb") as out:
-            path.chmod(0o600)
-            out.write(data)
-        self._files.append(path)
-
-    def _path(self, name: str) -> Path:
-        path = self._dest / name
-        missing = []
-        folder = path.parent
-        while not folder.is_dir():
-            missing.append(folder)
-            folder = folder.parent
-        for each in reversed(missing):
-            each.mkdir(mode=0o700)
-        return path
-
-    def _names(self, folder: str) -> Iterator[str]:
-        try:
-            yield from self._disk.names(folder)
-        except FileNotFoundError:
-            return
-
-    def _sync(self, dest: RealDisk) -> None:
-        names = [str(path.relative_to(self._dest)) for path in self._files]
-        folders = {str(Path(name).parent) for name in names} | {runfiles.FOLDER}
-        there = [folder for folder in sorted(folders) if folder != "." and (self._dest / folder).is_dir()]
-        dest.sync_many(names, [*there, ""])
-
-
-def _cut(disk: Disk, run: str, state: State, last: int) -> salvage.Prefix:
-    """How much of a history goes up to event `last`. Raises StoreDamaged where no commit ends there."""
-    found = salvage.read_history(disk, run, state.size, lambda _line: None, upto=last)
-    if found is None:
-        raise MovedOn(f"{run} was deleted", errno="ESTALE")
-    if found.events != last:
-        raise runfiles.damaged(run, runfiles.history_of(run), found.size, f"no commit ends at event {last}")
-    return found

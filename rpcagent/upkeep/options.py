@@ -103,6 +103,20 @@ Jobs of the shell, the ballast and the index are left out: the first two mean no
 Restore: with no daemon running, put the copy in the place of the store, and run `rpcagent verify`. An older copy does not know
 what was done since. A client that sent `initialize {{"expect": {{"minEpoch": N}}}}` with the epoch that it saw last notices.
 
+With --reseal all that runs hold (records, summaries, large outputs) is under the key that --encryption-key names, whatever it was
+under before; with --unseal nothing is encrypted. Every payload of the copy is opened once more before it has its name. Ids, numbers
+and the epoch stay, so clients go on with it as with the original. So a key is changed for good, or a plain store encrypted, with no
+daemon running (what one does after the backup is not in DEST):
+
+  rpcagent key new new.key
+  rpcagent backup DEST --reseal --encryption-key file:new.key --old-encryption-key file:old.key
+  rpcagent verify --store DEST --replay --encryption-key file:new.key
+
+Then put DEST in the place of the store, and serve with the new key alone. Destroy the old store, its backups and the old key: whoever
+has both can read what was recorded up to now. What stays readable in any store are ids, status, labels, sizes and times, and the name
+of each large output, which is the SHA-256 of its content. A store that is damaged is repaired first; what is under a key that is lost
+cannot be taken along.
+
 {_CODES}"""
 
 _BLOB = f"""\
@@ -148,6 +162,9 @@ def add_upkeep(command: AddCommand) -> None:
     take.add_argument("--take-over", action="store_true", help="a run that has not ended: its original never goes on")
     backup = _command(command, "backup", "copy the store while a daemon goes on", _BACKUP)
     backup.add_argument("dest", type=folder, metavar="DEST", help="a folder that is not there yet")
+    sealed = backup.add_mutually_exclusive_group()
+    sealed.add_argument("--reseal", action="store_true", help="all of the copy under the key of --encryption-key")
+    sealed.add_argument("--unseal", action="store_true", help="nothing of the copy encrypted; needs the keys")
     blob = _command(command, "blob", "print a large output that is kept", _BLOB)
     blob.add_argument("name", metavar="RUN|DIGEST")
     collect = _command(command, "gc", "delete what retention lets go", _GC)

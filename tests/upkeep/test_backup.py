@@ -14,6 +14,7 @@ from rpcagent.journal.disk import RealDisk
 from rpcagent.runs import summary
 from rpcagent.upkeep import backup
 from rpcagent.upkeep.checking import Check
+from rpcagent.upkeep.copying import Copy
 from rpcagent.upkeep.place import Place
 from tests.process.wire_driver import Daemon
 
@@ -127,8 +128,8 @@ def test_whatever_the_owner_does_while_it_is_copied_each_run_is_a_beginning_and_
         before = story(folder)
         busy = Busy(RealDisk(folder), act, at, step)
         try:
-            backup._Copy(folder, busy, copy).make()
-        except (backup.MovedOn, FileNotFoundError):
+            Copy(folder, busy, copy).make()
+        except (reading.MovedOn, FileNotFoundError):
             continue
         made += 1
         findings: list = []
@@ -162,8 +163,8 @@ def test_a_run_that_is_deleted_meanwhile_is_left_out_with_its_tombstone(tmp_path
         owner.record([*commits(gone), *commits(kept), *commits(runs("active")[0])]).checkpoint()
         busy = Busy(RealDisk(folder), lambda owner=owner: owner.checkpoint([gone]), at, 10**9)
         try:
-            backup._Copy(folder, busy, copy).make()
-        except (backup.MovedOn, FileNotFoundError):
+            Copy(folder, busy, copy).make()
+        except (reading.MovedOn, FileNotFoundError):
             at, reads = at + 1, max(reads, busy.reads + 1)
             continue
         findings: list = []
@@ -188,7 +189,9 @@ def test_damage_is_copied_along_and_told(store: Path, tmp_path: Path):
 def test_two_backups_at_once_do_not_meet(store: Path, tmp_path: Path):
     codes = []
     threads = [
-        threading.Thread(target=lambda n=n: codes.append(backup._copied(Place(store), tmp_path / f"c{n}").end.seq))
+        threading.Thread(
+            target=lambda n=n: codes.append(backup._copied(Place(store), tmp_path / f"c{n}").snapshot.end.seq)
+        )
         for n in range(3)
     ]
     for thread in threads:
