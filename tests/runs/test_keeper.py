@@ -450,3 +450,35 @@ async def test_a_run_in_doubt_that_ended_is_read_once_after_a_change_of_policy_a
             assert store.reads == reads
             await life.keeper.checkpoint()
             assert life.overview() == life.truth()
+
+
+@virtual
+async def test_a_deletion_waits_for_those_who_read_the_run():
+    store = Store()
+    async with store.life() as life:
+        run = await _ended(life)
+        found: list[str] = []
+
+        async def find() -> None:
+            found.append((await life.supervisor.find(run)).run_id)
+
+        async with anyio.create_task_group() as both:
+            both.start_soon(find)
+            await anyio.sleep(0.0005)
+            both.start_soon(life.keeper.collect)
+        assert found == [run]
+        assert isinstance(store.events(run)[-1], ev.RunDeleted)
+        assert life.overview() == ({}, [])
+        assert life.roster.actors == {}
+
+
+@virtual
+async def test_a_damaged_run_that_has_ended_is_not_deleted_once_it_is_known_as_damaged():
+    store = Store()
+    async with store.life() as life:
+        run = await _ended(life)
+        store.damaged[run] = errors.StoreDamaged("a line is bad", runs=[run])
+        await life.supervisor.find(run)
+        await life.keeper.checkpoint()
+        assert await life.keeper.collect() == []
+        assert life.overview()[0] == {"damaged": 1}

@@ -328,6 +328,7 @@ async def test_a_run_with_damaged_files_is_shown_as_damaged_and_all_others_go_on
         assert life.supervisor.status_of(await life.settled(good)) == "completed"
         await life.keeper.checkpoint()
         assert life.keeper.made == 1
+        assert life.overview()[0] == {"completed": 1, "damaged": 1}
     assert [run for run, _, _ in store.manifest.live] == [bad]  # type: ignore[union-attr]
     store.damaged.clear()
     async with store.life() as life:  # repaired
