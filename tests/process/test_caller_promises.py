@@ -307,3 +307,32 @@ def test_a_limit_that_a_method_does_not_take_is_refused_and_never_ignored_f103(n
         shown = daemon.until(run_id, lambda shown: len(shown["steps"]) == 6 and bool(shown["approvals"]))
         assert shown["budget"]["limits"]["steps"] == 6
         assert len(daemon.call("list")["runs"]) == 1
+
+
+def test_a_namespace_is_a_room_of_its_own_and_what_is_no_name_of_one_is_refused_s0_66(nursery: Nursery, tmp_path: Path):
+    """Not a wall: whoever may open the store may read all of it. The same key is another run in another namespace."""
+    store = tmp_path / "store"
+    with nursery.daemon(store) as daemon:
+        runs = {name: start(daemon, "key", namespace=name) for name in ("", "team-a", "team-b")}
+        assert len(set(runs.values())) == 3
+        for name, run_id in runs.items():
+            found = daemon.call("status", clientRequestId="key", namespace=name)["run"]
+            assert (found["runId"], found["namespace"]) == (run_id, name)
+            assert [run["runId"] for run in daemon.call("list", namespace=name)["runs"]] == [run_id]
+        with refused("NOT_FOUND"):
+            daemon.call("status", clientRequestId="key", namespace="team-c")
+        before = sorted(str(path) for path in tmp_path.rglob("*"))
+        for evil in ("../x", "a/b", "/etc", "a\0b", "x" * 300, "%2e/", "a b", "\u202e"):
+            for method, params in (
+                ("start", {"clientRequestId": "evil", "agent": TALKER, "input": ""}),
+                ("status", {"clientRequestId": "key"}),
+                ("list", {}),
+            ):
+                with refused("INVALID_PARAMS") as caught:
+                    daemon.call(method, **params, namespace=evil)
+                assert caught[0].data["path"] == "$.namespace"
+        dots = start(daemon, "key", namespace="..")  # a name like any other: it is part of a hash, and of no path
+        assert dots not in runs.values()
+        assert len(daemon.call("list")["runs"]) == 4
+        assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+        assert daemon.stop() == 0

@@ -154,7 +154,7 @@ def test_a_store_with_work_in_doubt_that_is_opened_on_a_full_disk_is_served_when
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_after_a_failed_sync_nothing_is_acknowledged_or_begun_and_the_next_process_decides_f029(
+def test_after_a_failed_sync_nothing_is_acknowledged_or_begun_and_the_next_process_decides_f029_s1_43(
     service: CountingService, tmp_path: Path, number: int
 ):
     """The commits of the run: its start; the call's intent; its outcome; its end."""

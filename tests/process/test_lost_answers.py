@@ -24,7 +24,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingServic
         yield service
 
 
-def test_a_start_whose_answer_was_lost_is_found_again_by_its_key(service: CountingService, tmp_path: Path):
+def test_a_start_whose_answer_was_lost_is_found_again_by_its_key_f091(service: CountingService, tmp_path: Path):
     store = tmp_path / "store"
     params = {"clientRequestId": "lost", "agent": agent(service, "at_most_once", "lost start"), "input": "go"}
     with Daemon(store) as daemon:
@@ -109,7 +109,7 @@ def test_an_accepted_step_is_brought_to_its_end_after_kill_9_without_being_asked
 
 
 @pytest.mark.parametrize("method", ["start", "step", "resume", "approve", "cancel"])
-def test_one_key_with_two_meanings_is_a_conflict_for_every_method_s4_53(
+def test_one_key_with_two_meanings_is_a_conflict_for_every_method_s4_53_f087(
     service: CountingService, tmp_path: Path, method: str
 ):
     with Daemon(tmp_path / "store") as daemon:

@@ -393,7 +393,7 @@ def test_no_recovery_lowers_what_has_ended_whoever_died_and_whatever_is_asked_r_
 # How large it becomes, and what a start costs
 
 
-def test_a_run_of_1000_steps_that_is_killed_half_way_goes_on_and_each_step_costs_as_much_as_the_tenth_s0_09_r_lg_8(
+def test_a_run_of_1000_steps_that_is_killed_half_way_goes_on_and_each_step_costs_as_much_as_the_tenth_s0_09_s0_42_s0_53_r_lg_8(
     nursery: Nursery, tmp_path: Path
 ):
     """Also that what is replayed is what no checkpoint covers, however long the run is; and what a finished run takes:
@@ -459,3 +459,22 @@ def test_a_start_reads_no_file_of_a_run_that_has_ended_and_no_history_of_one_tha
     assert f"{store}/runs/" not in opened
     manifest = (store / "checkpoint.json").read_text().splitlines()
     assert [json.loads(line)["k"] for line in manifest] == ["checkpoint", "run"]
+
+
+@pytest.mark.parametrize(("drive", "each"), [("auto", 1), ("manual", 2)])
+def test_a_run_of_101_steps_costs_one_sync_for_each_and_by_hand_two_s0_20_s2_18(
+    nursery: Nursery, tmp_path: Path, drive: str, each: int
+):
+    (tmp_path / "note").write_text("hello\n")
+    calls = [{"tool": "files.read", "arguments": {"path": "note", "limit": 100 + number}} for number in range(50)]
+    described = {"tools": ["files"], "model": {"script": [*({"calls": [call]} for call in calls), {"text": "done"}]}}
+    with nursery.daemon(tmp_path / "store") as daemon:
+        before = daemon.call("status")["journal"]
+        params = {"clientRequestId": "run", "agent": described, "input": "", "drive": drive, "waitMs": 30_000}
+        run = daemon.call("start", **params)["run"]
+        for number in range(101 if drive == "manual" else 0):
+            run = daemon.call("step", runId=run["runId"], clientRequestId=f"s-{number}")["run"]
+        assert (run["status"], run["output"]) == ("completed", "done")
+        after = daemon.call("status")["journal"]
+    assert after["syncs"] - before["syncs"] == 101 * each + 1
+    assert after["records"] - before["records"] == 101 * each + 1

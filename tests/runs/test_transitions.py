@@ -164,7 +164,7 @@ def test_only_an_open_approval_is_decided_and_only_by_one_of_its_choices(
     assert fold(state, event, NOON).approval(QUESTION).status == becomes  # type: ignore[union-attr]
 
 
-def test_a_step_that_waits_for_an_approval_does_not_start_without_it_s2_25():
+def test_a_step_that_waits_for_an_approval_does_not_start_without_it_s2_03():
     bare = ev.ToolStarted(step_id=sid(1), attempt=2, request_hash="h", key="k")
     for status in ("open", "allowed"):
         with pytest.raises(IllegalTransition):
