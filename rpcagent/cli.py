@@ -86,7 +86,7 @@ cannot be read by anyone.
   rpcagent serve --encryption-key file:~/.rpcagent.key
 
 To change the key, name the new one with --encryption-key and the present one with --old-encryption-key: what is written from
-then on is under the new one.
+then on is under the new one. `rpcagent backup DEST --reseal` makes a copy in which all is under the new one.
 """
 
 _DEMO = """\

@@ -10,6 +10,7 @@ left out, and told.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -178,8 +179,9 @@ def check_payloads(store: Path, disk: Disk, sealing: Callable[[str], seal.Seal])
         salvage.read_history(disk, run, None, partial(check_line, run))
     for digest in disk.names(BLOBS) if disk.exists(BLOBS) else ():
         raw = disk.read(f"{BLOBS}/{digest}")
-        plain = raw == blobs.Blobs(store / BLOBS, seals).read(digest)
-        _expect(seal.blob_context(digest), None if plain else seal.kid_of_bytes(raw), seals.kid)
+        is_plain = hashlib.sha256(raw).hexdigest() == digest  # whatever it begins like
+        _expect(seal.blob_context(digest), None if is_plain else seal.kid_of_bytes(raw), seals.kid)
+        blobs.Blobs(store / BLOBS, seals).read(digest)
 
 
 def _expect(context: str, found: str | None, wanted: str | None) -> None:
