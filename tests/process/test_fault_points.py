@@ -179,7 +179,9 @@ def request_state(killed: Killed, run_id: str) -> str:
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_after_a_kill_an_effect_is_neither_repeated_nor_lost_s0_32_s2_27_s4_48_s4_49_f047_f075(killed: Killed, subject: str):
+def test_after_a_kill_an_effect_is_neither_repeated_nor_lost_s0_32_s2_27_s4_48_s4_49_f047_f075(
+    killed: Killed, subject: str
+):
     daemon, run_id, cell = killed.daemon, killed.runs[subject], EXPECTED[killed.fault][subject]
     if killed.fault in {"F0", "F4", "F5"} or cell.asked:
         assert request_state(killed, run_id) == ("unknown" if killed.fault == "F0" else "settled")

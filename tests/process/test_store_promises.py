@@ -25,7 +25,7 @@ from tests.service.driver import CountingService
 
 pytestmark = pytest.mark.process
 
-KILLS = 200 if os.environ.get("RPCAGENT_SLOW") else 50
+KILLS = 200 if os.environ.get("RPCAGENT_SLOW") else 40
 UNBOUNDED = {"budget": {"steps": 10_000, "attempts": 10_000}}
 TRACED = ("pwrite64", "write", "fdatasync", "fsync", "syncfs", "rename", "unlink", "connect", "recvfrom")
 _WHOLE = re.compile(r"(\d+) +(\w+)\((.*)")
@@ -259,6 +259,7 @@ def test_when_a_call_arrives_its_intent_is_in_the_log_and_when_it_is_told_its_ou
 # What a kill may cost
 
 
+@pytest.mark.timeout(600)
 def test_over_many_kills_no_acknowledged_step_is_lost_and_at_most_one_is_done_again_for_each_s0_23_s1_14_s2_33_s2_58(
     service: CountingService, nursery: Nursery, tmp_path: Path
 ):
@@ -478,3 +479,15 @@ def test_a_run_of_101_steps_costs_one_sync_for_each_and_by_hand_two_s0_20_s2_18(
         after = daemon.call("status")["journal"]
     assert after["syncs"] - before["syncs"] == 101 * each + 1
     assert after["records"] - before["records"] == 101 * each + 1
+
+
+def test_the_index_that_a_clean_stop_left_is_used_as_it_is_s0_68(nursery: Nursery, tmp_path: Path):
+    store, talker = tmp_path / "store", {"model": {"script": [{"text": "done"}]}}
+    with nursery.daemon(store, rig=("--checkpoint-every", "1")) as daemon:
+        for number in range(3):
+            daemon.call("start", clientRequestId=f"r-{number}", agent=talker, input="", waitMs=20_000)
+        assert daemon.stop() == 0
+    with nursery.daemon(store) as daemon:
+        assert len(daemon.call("list")["runs"]) == 3
+        assert daemon.stop() == 0
+    assert (tmp_path / "store.log").read_text() == ""
