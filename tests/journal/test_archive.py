@@ -17,6 +17,7 @@ from rpcagent import errors
 from rpcagent.journal import archive as archives
 from rpcagent.journal import seal
 from rpcagent.journal.archive import Known
+from rpcagent.journal.index import IndexUnusable
 from rpcagent.keys import Key, KeyRing
 from rpcagent.policy.retention import Retention, RetentionRule
 from rpcagent.runs import roster
@@ -60,7 +61,7 @@ async def test_what_is_filed_is_read_back_byte_for_byte(disk: OnDisk):
         assert await life.archive.records(run, 0) == records
         assert await life.archive.records(run, records[0].last) == records[1:]
         assert await life.archive.records(run, records[-1].last) == []
-        found = await life.archive.read(run, list, known=True)
+        found = await life.archive.read(run, list)
         assert found is not None
         assert found[0] == [record.body for record in records]
         assert (found[1].status, found[1].labels, found[1].last_seq) == ("waiting", {"x": "y"}, records[-1].last)
@@ -145,14 +146,18 @@ async def test_an_index_that_is_of_no_use_is_made_anew_with_the_same_list(disk: 
     assert len(disk.notes) == 1
 
 
-async def test_an_index_that_goes_bad_while_it_is_in_use_is_made_anew(disk: OnDisk):
+async def test_an_index_that_goes_bad_while_it_is_in_use_is_made_anew(disk: OnDisk, monkeypatch: pytest.MonkeyPatch):
     await past(disk)
     async with disk.life() as life:
         before = await life.listed()
-        assert life.archive._index is not None
+
+        def unusable(*_: Any, **__: Any) -> Any:
+            raise IndexUnusable("a page is bad")
+
+        monkeypatch.setattr(life.archive._looked, "page", unusable)
         garbage(disk.folder / "index.sqlite")
-        life.archive._drop_index()
         assert await life.listed() == before
+        assert disk.notes == ["the index of ended runs is made anew"]
 
 
 async def test_an_index_is_not_made_anew_at_each_start_for_a_run_that_is_damaged(disk: OnDisk):
@@ -312,11 +317,14 @@ async def test_a_deleted_run_is_gone_from_the_list_at_once_and_from_the_disk_aft
         await life.keeper.checkpoint()
         assert await life.listed() == []
         assert {path.name for path in (disk.folder / "runs").iterdir()} == {life.identity("waits")}
+        await life.start("later")
+        await life.keeper.checkpoint()
         assert len(list((disk.folder / "tombstones").iterdir())) == 1
+        assert life.archive._tombstones.pending == 0
     disk.retention = Retention()
     for later in range(2):
         async with disk.life() as life:
-            assert life.counts == {"waiting": 1} | ({"completed": later} if later else {})
+            assert life.counts == {"waiting": 1, "completed": later + 1}
             for key in ("k0", "k6"):
                 with pytest.raises(errors.KeyExpired):
                     await life.start(key)

@@ -11,9 +11,10 @@ from rpcagent.runs import events as ev
 from rpcagent.runs import keeper, roster
 from rpcagent.runs.definition import Rule
 from rpcagent.runs.outcomes import LookUp
+from rpcagent.runs.ports import Checkpoint
 from rpcagent.runs.requests import CancelCommand
 
-from .keeping import Life, Store, virtual
+from .keeping import Life, Shelf, Store, virtual
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,28 @@ async def test_deletions_and_a_checkpoint_at_once_count_each_run_once(first: str
         assert store.graves == set(runs)
         assert store.manifest is not None
         assert dict(store.manifest.ended) == {"completed": 1}
+    async with store.life() as life:
+        assert life.overview() == ({"completed": 1}, [])
+
+
+class Slow(Shelf):
+    async def save(self, mark: Any, checkpoint: Checkpoint) -> None:
+        await anyio.sleep(10)
+        await super().save(mark, checkpoint)
+
+
+@virtual
+async def test_a_deletion_that_is_asked_for_during_a_checkpoint_counts():
+    store = Store()
+    async with store.life(Slow) as life:
+        await ended(life)
+        await life.start("b")
+        async with anyio.create_task_group() as both:
+            both.start_soon(life.keeper.checkpoint)
+            await anyio.sleep(5)
+            both.start_soon(life.keeper.collect)
+        assert life.keeper.ended == {"completed": 1}
+        await life.keeper.checkpoint()
     async with store.life() as life:
         assert life.overview() == ({"completed": 1}, [])
 

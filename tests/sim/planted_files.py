@@ -38,9 +38,9 @@ def _whatever_its_tail(actor: Actor) -> bool:
         actor.tail = tail
 
 
-async def _as_if_nothing_were_filed(roster: Roster, run_id: str, *, known: bool = False) -> bool:
-    found = await _bring_in(roster, run_id, known=known)
-    if known:
+async def _as_if_nothing_were_filed(roster: Roster, run_id: str, **named: Any) -> bool:
+    found = await _bring_in(roster, run_id, **named)
+    if named:  # by the replay
         roster.actors[run_id].filed = 0
     return found
 
