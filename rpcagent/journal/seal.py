@@ -129,13 +129,6 @@ def reseal(seal: Seal, context: str, payload: bytes) -> bytes | None:
     return seal.seal(context, seal.open(context, payload))
 
 
-def reseal_bytes(seal: Seal, context: str, data: bytes) -> bytes | None:
-    """As `reseal`, for what `seal_bytes` gives."""
-    if _named(kid_of_bytes, context, data) == seal.kid:
-        return None
-    return seal.seal_bytes(context, seal.open_bytes(context, data))
-
-
 class Plain:
     """No encryption. Refuses what is sealed, and names the key that it takes."""
 

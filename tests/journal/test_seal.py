@@ -265,18 +265,8 @@ def test_keys_rotate_and_what_is_under_an_older_one_is_sealed_again():
     damage(PLACE + "1", CHANGED, lambda context, found: seal.reseal(after, context, found) or b"", was)
 
 
-@pytest.mark.parametrize("data", [b"blob", b"", MAGIC, MAGIC + b"\x01" + bytes(60)])
-def test_bytes_are_sealed_again_under_the_current_key(data: bytes):
-    after = gcm(NEW, OLD)
-    for found in (gcm(OLD).seal_bytes(BLOB, data), Plain().seal_bytes(BLOB, data)):
-        again = seal.reseal_bytes(after, BLOB, found)
-        assert again is not None
-        assert (seal.kid_of_bytes(again), gcm(NEW).open_bytes(BLOB, again)) == (NEW.kid, data)
-        assert seal.reseal_bytes(after, BLOB, again) is None
-
-
 def test_a_plain_store_has_nothing_to_seal_again_and_cannot_unseal():
-    assert (seal.reseal(Plain(), PLACE, BODY), seal.reseal_bytes(Plain(), BLOB, MAGIC + b"\x00")) == (None, None)
+    assert seal.reseal(Plain(), PLACE, BODY) is None
     with pytest.raises(KeyMissing):
         seal.reseal(Plain(), PLACE, gcm().seal(PLACE, BODY))
 
