@@ -29,7 +29,7 @@ async def _report() -> bool:
         show("doubles, every 5th first crash", await sweep.doubles(scenario, 5))
     for scenario in (scenarios.A, *scenarios.OTHERS, scenarios.DELETED):
         show("singles, with checkpoints", await sweep.singles(scenario, kept=True))
-        show("doubles, with checkpoints", await sweep.doubles(scenario, 11, kept=True, step=5))
+        show("doubles, with checkpoints", await sweep.doubles(scenario, 17, kept=True, step=7))
     show("no space for one record", await sweep.no_space(scenarios.A))
     show("no space for two records", await sweep.no_space(scenarios.A, both=True))
     for name, kind in PLANTED.items():
@@ -39,7 +39,7 @@ async def _report() -> bool:
         print(f"planted: {name}: found in {len(tally.failures)} of {tally.scenarios} scenarios")
     for name, (scenario, bug) in planted_files.PLANTED.items():
         with bug():
-            tally = await sweep.singles(scenario, kept=True)
+            tally = await sweep.singles(scenario, kept=True, enough=3)
         good &= bool(tally.failures)
         print(f"planted: {name}: found in {len(tally.failures)} of {tally.scenarios} scenarios")
     return good
