@@ -8,7 +8,8 @@ from typing import Any
 from tests.process.outside import ALLOW, Effect, act, agent
 from tests.service.driver import CountingService
 
-SHOUT = "seq 1 12000"
+SHOUT = 12_000
+"""Lines: more than a record takes."""
 Kind = Callable[[CountingService, str], tuple[dict[str, Any], int]]
 """The agent, and its number of steps in manual drive."""
 LIST = {"calls": [{"tool": "files.list", "arguments": {}}]}
@@ -32,8 +33,9 @@ def _reads(_service: CountingService, _key: str) -> tuple[dict[str, Any], int]:
 
 
 def _shouts(_service: CountingService, key: str) -> tuple[dict[str, Any], int]:
-    """More than a record takes: its output is kept beside the records."""
-    call = {"tool": "shell.run", "arguments": {"command": f"{SHOUT}{len(key)}"}}
+    """Its output is kept beside the records, and is no other run's."""
+    first = int(key[1:])
+    call = {"tool": "shell.run", "arguments": {"command": f"seq {first} {first + SHOUT}"}}
     return {
         "model": {"script": [{"calls": [call]}, {"text": "done"}]},
         "tools": ["shell"],

@@ -24,6 +24,7 @@ from tests.service.driver import CountingService
 from tests.soak.agents import KINDS
 from tests.soak.commands import Beside
 from tests.soak.daemons import Forge, Gone, Killer, Life
+from tests.soak.ending import last_life
 from tests.soak.model import ENDED, Books, Finding, Model, Promise, Run, expect
 
 RULES = '[retention]\nrules = [{ label = "brief", keep = 5 }]\n'
@@ -87,6 +88,7 @@ class Chain:
         self.chance = random.Random(seed)
         self.epoch, self.store_id = 0, None
         self._made = 0
+        self.last = False
         self.doing = "opening"
         self.trace: deque[dict[str, Any]] = deque(maxlen=TRACE)
         self.life: Life
@@ -102,12 +104,11 @@ class Chain:
 
     def run(self, *, seconds: float = math.inf, lives: float = math.inf) -> Tally:
         """Lives for so long, or so many, and then a last one in which everything comes to its end and is counted."""
-        from tests.soak.ending import last_life
-
         end = time.monotonic() + seconds
         try:
             while time.monotonic() < end and self.tally.lives < lives:
                 self._live()
+            self.last = True
             last_life(self)
         except (Finding, AssertionError, Refused) as found:
             kind = "" if isinstance(found, Finding) else f"{type(found).__name__}: "
@@ -182,7 +183,7 @@ class Chain:
         self.tally.deaf -= early
 
     def look_at_log(self) -> None:
-        told = [line for line in self.log.read_text().splitlines() if '"incident"' in line or "Traceback" in line]
+        told = [line for line in self.log.read_text().splitlines() if "incident" in line or "Traceback" in line]
         expect(not told, "the daemon tells of a fault", told[-1:])
 
     def quiet_outside(self) -> None:
@@ -414,7 +415,11 @@ class Chain:
 
     def list_all(self) -> None:
         status = self.chance.choice(((), (), ("completed",), ("cancelled", "failed")))
-        self.model.listed(self.pages(status=status)[0], statuses=status)
+        self.listed(self.pages(status=status)[0], status)
+
+    def listed(self, runs: list[dict[str, Any]], status: tuple[str, ...] = ()) -> None:
+        for run in self.model.listed(runs, statuses=status):
+            expect(self.status(run) is None, "a run is not listed, and is there", run.key, run.status)
 
     def list_open(self) -> None:
         self.model.open_listed(self.pages(openApprovals=True)[1])
@@ -433,7 +438,7 @@ class Chain:
         before = self.health()
         runs, _ = self.pages()
         after = self.health()
-        self.model.listed(runs)
+        self.listed(runs)
         if (before["journal"]["records"], before["counts"]) != (after["journal"]["records"], after["counts"]):
             return False
         counted, listed = _at_rest(after["counts"]), _at_rest(Counter(run["status"] for run in runs))
@@ -442,7 +447,7 @@ class Chain:
 
     def files(self) -> None:
         """A command that reads the files, if none is at it; which of the lives to come it meets is left to chance."""
-        if not self.beside.ended():
+        if self.last or not self.beside.ended():
             return
         self.beside.finish()
         self.beside.drop_copies()

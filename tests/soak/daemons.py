@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from rpcagent.journal import archive
 from rpcagent.journal.tombstones import Tombstones
 from rpcagent.runs import roster
 from rpcagent.runs.keeper import Keeper
@@ -28,6 +29,10 @@ from tests.process import nursery
 from tests.process.wire_driver import ROOT, WAIT_S
 
 IMPORTED_LATE = ("cryptography.hazmat.primitives.ciphers.aead",)
+
+
+GRACE_S = 5.0
+"""How long a large output stays to which no run refers. Much longer than a collection takes, however busy the machine is."""
 
 
 class Gone(Exception):
@@ -118,6 +123,7 @@ PLANTED: dict[str, Callable[[], None]] = {
 
 def main() -> None:
     roster.RESIDENT = 0
+    archive.GRACE_S = GRACE_S
     for name in sys.argv[2:]:
         PLANTED[name]()
     for name in IMPORTED_LATE:

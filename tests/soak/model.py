@@ -220,8 +220,9 @@ class Model:
 
     # All of them
 
-    def listed(self, views: list[dict[str, Any]], *, statuses: Iterable[str] = ()) -> None:
-        """A whole `list`: all that must be there, in the order of before, each once, and nothing else."""
+    def listed(self, views: list[dict[str, Any]], *, statuses: Iterable[str] = ()) -> list[Run]:
+        """A whole `list`: all that must be there, in the order of before, each once, and nothing else. Returns those that
+        must be deleted, because they are not there."""
         wanted = set(statuses)
         ids = [view["runId"] for view in views]
         expect(len(ids) == len(set(ids)), "a run is listed twice", [i for i, n in Counter(ids).items() if n > 1])
@@ -229,15 +230,19 @@ class Model:
             self.saw(view)
             expect(not wanted or view["status"] in wanted, "a run is listed that was not asked for", view)
         there = set(ids)
-        must = [
-            run
-            for run in self.runs.values()
-            if run.run_id and not run.brief and (not wanted or run.status in wanted & ENDED)
-        ]
-        missing = [run.key for run in must if run.run_id not in there]
-        expect(not missing, "runs are not listed", missing)
         if not wanted:
             self._in_order(ids)
+        missing = [
+            run
+            for run in self.runs.values()
+            if run.run_id is not None
+            and run.run_id not in there
+            and not run.deleted
+            and (not wanted or run.status in wanted & ENDED)
+        ]
+        lost = [run.key for run in missing if not run.brief]
+        expect(not lost, "runs are not listed", lost)
+        return missing
 
     def _in_order(self, ids: list[str]) -> None:
         for run_id in ids:
