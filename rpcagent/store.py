@@ -96,6 +96,9 @@ async def open_store(
     disk = RealDisk(folder)
     try:
         manifest = checkpoint.read_manifest(disk)
+        if manifest is not None:
+            # Before anything is written: what came in would be in the clear, or under a key that this store does not know.
+            sealing(manifest.store_id).require(manifest.kid)
         wal = _open_log(disk, manifest, lock)
     except errors.RpcAgentError:
         disk.close()
@@ -148,6 +151,8 @@ async def look_at_store(
     finally:
         disk.close()
     opening = sealing(found.store_id)
+    if found.manifest is not None:
+        opening.require(found.manifest.kid)
     journal: Any = Unwritable(found.store_id, found.epoch)
     archive = FileArchive(
         folder,

@@ -175,22 +175,30 @@ class FileArchive:
     # Reading
 
     async def read(
-        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, known: bool = False
+        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, least: int = 0
     ) -> tuple[T, Summary] | None:
-        if not known and not self.may_hold(run_id):
+        if not least and not self.may_hold(run_id):
             return None
-        # A run whose files are gone must not be taken for one that never was: its effects would be made again.
-        named = known or await self._look_up(lambda index: index.find(run_id) is not None)
-        return await self._off_loop(self._read, run_id, named, fold)
+        # A run whose files are gone, or older than they should be, must not be taken for one that never was, or never went so
+        # far: its effects would be made again.
+        if not least and (row := await self._look_up(lambda index: index.find(run_id))) is not None:
+            least = max(1, summary.decode(row.summary).last_seq)
+        return await self._off_loop(self._read, run_id, least, fold)
 
-    def _read(self, run_id: str, named: bool, fold: Callable[[Iterator[bytes]], T]) -> tuple[T, Summary] | None:
+    def _read(self, run_id: str, least: int, fold: Callable[[Iterator[bytes]], T]) -> tuple[T, Summary] | None:
+        history = runfiles.history_of(run_id)
         try:
+            # What an interrupted checkpoint leaves of a first history is in the log as well, and then nobody asks here.
+            named = least > 0 or self._reader.exists(history)
             found = runfiles.read_bodies(self._reader, run_id, named)
         finally:
-            self._reader.release(runfiles.history_of(run_id))
+            self._reader.release(history)
         if found is None:
             return None
         state, lines = found
+        if state.last_seq < least:
+            reason = f"the files end at event {state.last_seq}, and event {least} was recorded"
+            raise runfiles.damaged(run_id, runfiles.state_of(run_id), 0, reason)
         return fold(self._opened(run_id, line) for line in lines), self._heads(run_id, state)
 
     def _opened(self, run_id: str, line: Line) -> bytes:
@@ -257,13 +265,19 @@ class FileArchive:
             state = runfiles.read_state(self._reader, run_id)
         except (errors.StoreDamaged, errors.Incompatible):
             return None
-        heads = self._heads(run_id, state) if state is not None else None
+        heads = summary.decode(state.summary) if state is not None else None
         if state is None or heads is None or heads.ended_at is None or heads.unresolved:
             return None
         return Due(run_id=run_id, heads=heads, reason=reason, size=state.size)
 
     async def collect_blobs(self, referenced: Collection[str], oldest_step_s: float) -> int:
-        ended = await self._look_up(lambda index: set(index.blobs())) if self._any else set()
+        def look(index: Index) -> set[str] | None:
+            missing = sum(index.counts().values()) < sum(self._ended.values())
+            return None if missing else set(index.blobs())
+
+        ended = await self._look_up(look) if self._any else set()
+        if ended is None:
+            return 0  # the files of some runs are damaged, and what they refer to is not known
         needed = {*referenced, *ended}
         grace_s = max(GRACE_S, oldest_step_s)
         work = partial(self._blobs.collect, needed, now=time.time(), grace_s=grace_s)
@@ -352,6 +366,7 @@ class FileArchive:
             places=checkpoint.places,
             ended=dict(checkpoint.ended),
             tombstones=tuple(TombstoneFile(file.name, file.count, file.sum) for file in named),
+            kid=self._seal.kid or "",
         )
         self._checkpointer.write(
             mark,

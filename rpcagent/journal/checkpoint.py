@@ -32,6 +32,7 @@ import msgspec
 
 from rpcagent import errors
 from rpcagent.journal import manifest, opening, record, runfiles, tail
+from rpcagent.journal.disk import NotSynced
 from rpcagent.journal.manifest import Base, Header, Manifest
 from rpcagent.journal.runfiles import Line, State
 
@@ -265,6 +266,8 @@ class Checkpointer:
     def _sync_many(self, files: Sequence[str], folders: Sequence[str]) -> None:
         try:
             self._disk.sync_many(files, folders)
+        except NotSynced:
+            raise  # no descriptor was left: the steps before count for nothing, and are done again
         except OSError as error:
             # Never again: the pages may be marked as clean by now, and a second sync would lie.
             raise self._poison(_name_of(error)) from error

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import functools
 import os
+import resource
 import socket
 import weakref
 from pathlib import Path
@@ -26,12 +27,17 @@ from rpcagent import errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-KEPT = 64
-"""Descriptors that a disk keeps open at most. Above, the one opened first is closed, and opened anew when it is used."""
+KEPT, LEAST_KEPT = 64, 8
+"""Descriptors that a disk keeps open at most: an eighth of what the process may have, within these bounds. Above, the one
+opened first is closed, and opened anew when it is used."""
 ALONE = 16
 """Up to so many names are synced one by one; above, the whole file system at once, where that is known to be safe."""
 
 _LOCK_TRIES = 10  # the file is never unlinked by us; someone who keeps doing it gets an error, not a loop
+
+
+class NotSynced(OSError):
+    """There was no descriptor to sync a file with: no sync was begun, so none has failed, and it can be tried again."""
 
 
 class Disk(Protocol):
@@ -119,6 +125,7 @@ class RealDisk:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._open: dict[str, int] = {}
+        self._most = max(LEAST_KEPT, min(KEPT, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
         self._forked = False
         make_store_folder(self.path)
         # From now on: a sync of the file system through this descriptor tells of every failed write since.
@@ -174,10 +181,10 @@ class RealDisk:
         os.ftruncate(self._descriptor(name), size)
 
     def sync(self, name: str) -> None:
-        _data_sync(self._descriptor(name))
+        _data_sync(self._to_sync(name))
 
     def sync_full(self, name: str) -> None:
-        _full_sync(self._descriptor(name))
+        _full_sync(self._to_sync(name))
 
     def rename(self, old: str, new: str) -> None:
         os.rename(self._at(old), self._at(new))  # noqa: PTH104
@@ -202,7 +209,10 @@ class RealDisk:
         if folder in self._open and not os.path.samestat(os.stat(path), os.fstat(self._open[folder])):  # noqa: PTH116
             self.release(folder)  # another folder is in its place
         if folder not in self._open:
-            self._keep(folder, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            try:
+                self._keep(folder, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            except OSError as error:
+                raise NotSynced(error.errno, error.strerror) from error
         os.fsync(self._open[folder])
 
     def sync_many(self, files: Sequence[str], folders: Sequence[str]) -> None:
@@ -240,9 +250,15 @@ class RealDisk:
             self._keep(name, found)
         return found
 
+    def _to_sync(self, name: str) -> int:
+        try:
+            return self._descriptor(name)
+        except OSError as error:
+            raise NotSynced(error.errno, error.strerror) from error
+
     def _keep(self, name: str, descriptor: int) -> None:
         self._open[name] = descriptor
-        while len(self._open) > KEPT:
+        while len(self._open) > self._most:
             self.release(next(other for other in self._open if other != ""))
 
     def disarm(self) -> None:

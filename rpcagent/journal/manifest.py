@@ -40,7 +40,8 @@ class TombstoneFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner of the store says with a checkpoint. `places`: the next free place number; `ended`: how many runs
-    ended how; `at`: RFC 3339, as the caller's clock said."""
+    ended how; `at`: RFC 3339, as the caller's clock said; `kid`: the key that payloads were sealed with then, empty for none:
+    who cannot open what is under it must not write to the store."""
 
     store_id: str
     app: str
@@ -49,6 +50,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     places: int
     ended: dict[str, int]
     tombstones: tuple[TombstoneFile, ...] = ()
+    kid: str = ""
 
 
 class Manifest(Header, frozen=True, kw_only=True):
@@ -58,7 +60,7 @@ class Manifest(Header, frozen=True, kw_only=True):
     live: dict[str, bytes] = {}
 
 
-class _Wire(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class _Wire(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
     format: int
     store_id: str
     app: str
@@ -72,6 +74,7 @@ class _Wire(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     tombstones: tuple[TombstoneFile, ...]
     live: int
     rest: str
+    kid: str = ""
 
 
 def encode(manifest: Manifest, lines: Iterable[tuple[str, bytes]]) -> bytes:
@@ -89,6 +92,7 @@ def encode(manifest: Manifest, lines: Iterable[tuple[str, bytes]]) -> bytes:
     wire = _Wire(
         FORMAT, manifest.store_id, manifest.app, manifest.epoch, manifest.at, base.seq, f"{base.checksum:08x}", base.batch,
         manifest.places, manifest.ended, manifest.tombstones, len(parts), f"{zlib.crc32(rest):08x}",
+        manifest.kid,
     )  # fmt: skip
     return record.framed(b'"k":"checkpoint","d":%b}\n' % msgspec.json.encode(wire))[0] + rest
 
@@ -120,6 +124,7 @@ def decode(data: bytes) -> Manifest:
     return Manifest(
         store_id=wire.store_id, app=wire.app, epoch=wire.epoch, at=wire.at, places=wire.places, ended=wire.ended,
         tombstones=wire.tombstones, base=Base(wire.seq, checksum, wire.batch), live=live,
+        kid=wire.kid,
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from rpcagent import errors
-from rpcagent.keys import KeyRing, KeyUnusable
+from rpcagent.keys import Key, KeyRing, KeyUnusable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -54,6 +54,7 @@ _HEAD = re.compile(rb'\{"kid":"([0-9a-f]{8})","n":"([A-Za-z0-9+/]{40})","x":"')
 _BINARY_KID = len(MAGIC) + 1
 _BINARY_N = _BINARY_KID + 4
 _BINARY_HEAD = _BINARY_N + _SALT_BYTES + _NONCE_BYTES
+_STORE = "the store"
 _MESSAGES_MAX = 2**30
 _CIPHERS_MAX = 1024
 
@@ -84,6 +85,9 @@ class Seal(Protocol):
 
     def open_bytes(self, context: str, sealed: bytes) -> bytes:
         """The inverse of `seal_bytes`. Raises as `open`."""
+
+    def require(self, kid: str) -> None:
+        """Raises KeyMissing where nothing that is sealed with this key could be opened; empty: none is asked for."""
 
 
 def record_context(run: str, first: int) -> str:
@@ -148,6 +152,9 @@ class Plain:
         _refuse(_named(kid_of_bytes, context, sealed), context)
         return _bare(sealed)
 
+    def require(self, kid: str) -> None:
+        _refuse(kid or None, _STORE)
+
 
 class AesGcm:
     """AES-256-GCM under subkeys of the current key; opens with any key of the ring. `draw(n)` gives n random bytes. Raises
@@ -199,6 +206,10 @@ class AesGcm:
         head = sealed[:_BINARY_HEAD]
         return self._opened(context, kid, head[_BINARY_N:], sealed[_BINARY_HEAD:], head)
 
+    def require(self, kid: str) -> None:
+        if kid:
+            self._key(kid, _STORE)
+
     def _opened(self, context: str, kid: str, n: bytes, content: bytes, head: bytes) -> bytes:
         from cryptography.exceptions import InvalidTag
 
@@ -225,18 +236,22 @@ class AesGcm:
     def _cipher(self, context: str, kid: str, salt: bytes) -> AESGCM:
         cipher = self._ciphers.get((kid, salt))
         if cipher is None:
-            key = self._keyring.get(kid)
-            if key is None:
-                known = ", ".join(self._keyring.kids)
-                raise KeyMissing(
-                    f"This payload is sealed with the key {kid}, and the keys given are {known}. Name it with --old-encryption-key.",
-                    kid=kid,
-                    context=context,
-                )
+            key = self._key(kid, context)
             if len(self._ciphers) >= _CIPHERS_MAX:
                 self._ciphers.clear()
             cipher = self._ciphers[kid, salt] = self._derive(key.secret, salt)
         return cipher
+
+    def _key(self, kid: str, context: str) -> Key:
+        key = self._keyring.get(kid)
+        if key is None:
+            known = ", ".join(self._keyring.kids)
+            raise KeyMissing(
+                f"This payload is sealed with the key {kid}, and the keys given are {known}. Name it with --old-encryption-key.",
+                kid=kid,
+                context=context,
+            )
+        return key
 
 
 def _derivation() -> Callable[[bytes, bytes], AESGCM]:

@@ -196,7 +196,7 @@ class Wal:
         if may_rotate and self._size + len(blob) > self._segment_bytes and self._holds_records():
             self._rotate()
         try:
-            self._disk.write(self._segment, self._size, blob)
+            self._write(blob, may_rotate)
         except OSError as error:
             raise self._undo(error) from error
         self._sync(self._segment)
@@ -291,6 +291,17 @@ class Wal:
         if head is None or head.epoch != self.epoch:
             raise self.poison("ESTALE")
 
+    def _write(self, blob: bytes, may_rotate: bool) -> None:
+        try:
+            self._disk.write(self._segment, self._size, blob)
+        except OSError as error:
+            # The file may not become longer; another one may have room.
+            if error.errno != errno.EFBIG or not may_rotate or not self._holds_records():
+                raise
+            self._undo(error)
+            self._rotate()
+            self._disk.write(self._segment, self._size, blob)
+
     def _undo(self, cause: OSError) -> errors.StorageError:
         """Nothing of the batch was synced, none of it acknowledged: back to the last good end."""
         try:
@@ -301,6 +312,9 @@ class Wal:
         return self._full(cause)
 
     def _full(self, cause: OSError) -> errors.StorageError:
+        if cause.errno in {errno.EMFILE, errno.ENFILE}:  # the disk has room
+            name = _name_of(cause)
+            return errors.StorageError(f"No descriptor was left ({name}); nothing was recorded.", errno=name)
         self.state, self.errno = "full", _name_of(cause)
         return self._refuse()
 

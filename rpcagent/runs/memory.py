@@ -44,13 +44,14 @@ class MemoryArchive:
         self.gone.add(run_id)
 
     async def read(
-        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, known: bool = False
+        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, least: int = 0
     ) -> tuple[T, Summary] | None:
-        if run_id not in self.histories:
-            if known:
-                raise StoreDamaged("the history of the run is missing", runs=[run_id])
+        history = self.histories.get(run_id)
+        if (history[-1].last if history else 0) < least:
+            raise StoreDamaged("the history of the run ends before what is known of it", runs=[run_id])
+        if history is None:
             return None
-        return fold(record.body for record in self.histories[run_id]), self._heads(run_id)
+        return fold(record.body for record in history), self._heads(run_id)
 
     async def heads(self, run_id: str) -> Summary | None:
         return self._heads(run_id) if run_id in self.summaries and not self.summaries[run_id][0].live else None

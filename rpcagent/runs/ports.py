@@ -126,10 +126,11 @@ class Archive(Protocol):
         ...
 
     async def read(
-        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, known: bool = False
+        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, least: int = 0
     ) -> tuple[T, Summary] | None:
         """Verifies the whole history and gives its bodies, oldest first, to `fold`, off the event loop. None: no such run.
-        `known`: there must be one, so that it is damage if there is none."""
+        `least`: the event that its files must reach, as the log or a manifest tells; files that end before it, or are not there,
+        are damage, as they are for a run that the archive itself knows to have ended."""
         ...
 
     async def heads(self, run_id: str) -> Summary | None:

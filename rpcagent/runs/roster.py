@@ -101,12 +101,14 @@ class Roster:
                 raise errors.NotFound("there is no such run in this store", runId=run_id)
             actor = self.actor(run_id)
 
-    async def bring_in(self, run_id: str, *, known: bool = False) -> bool:
-        """Replays its files into a new actor. False: it has none, which is damage if it is `known` to have them. Damage stops
-        that run alone."""
-        known = known or run_id in self.parked
+    async def bring_in(self, run_id: str, *, least: int = 0) -> bool:
+        """Replays its files into a new actor. False: it has none, which is damage where they must reach event `least`, or what
+        the summary tells. Damage stops that run alone."""
+        parked = self.parked.get(run_id)
+        if parked is not None:
+            least = max(least, parked.last_seq, 1)
         try:
-            read = await self.archive.read(run_id, lambda bodies: replayed(run_id, bodies), known=known)
+            read = await self.archive.read(run_id, lambda bodies: replayed(run_id, bodies), least=least)
         except (errors.StorageError, errors.Incompatible):
             raise
         except Exception as error:  # noqa: BLE001 - whatever stands in one run's files, all others open

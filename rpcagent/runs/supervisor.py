@@ -128,7 +128,7 @@ class Supervisor:
 
     async def _continue(self, run_id: str, tail: list[Recorded]) -> None:
         """The run began before the last checkpoint: its files come first."""
-        await self.roster.bring_in(run_id, known=True)
+        await self.roster.bring_in(run_id, least=tail[0].first - 1)
         self._fold(self.roster.actor(run_id), tail)
 
     def _fold(self, actor: Actor, tail: list[Recorded]) -> None:

@@ -165,12 +165,15 @@ class Copy:
                 raise MovedOn("a run was deleted that is under way in the copy", errno="ESTALE")
             ended = dict(Counter(status for run, status in self._ended.items() if run not in graves))
         members = {name: getattr(told, name) for name in told.__struct_fields__ if name != "live"}
-        after = Manifest(**members | {"ended": ended, "tombstones": now.tombstones})
+        after = Manifest(**members | {"ended": ended, "tombstones": now.tombstones, "kid": self._kid(told)})
         lines = ((run, self._summary(run, raw)) for run, raw in told.live.items())
         self._write(manifest.FILE, manifest.encode(after, lines))
 
     def _summary(self, _run: str, raw: bytes) -> bytes:
         return raw
+
+    def _kid(self, told: Manifest) -> str:
+        return told.kid
 
     def _blobs(self) -> None:
         for name in self._names(BLOBS):

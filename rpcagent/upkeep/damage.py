@@ -204,6 +204,7 @@ class _First(msgspec.Struct, rename="camel"):
     batch: int
     places: int
     ended: dict[str, int]
+    kid: str = ""
 
 
 class _Line(msgspec.Struct):
@@ -234,7 +235,7 @@ def _remains(data: bytes) -> Manifest | None:
     base = Base(first.seq, int(first.checksum, 16), first.batch)
     return Manifest(
         store_id=first.store_id, app=first.app, epoch=first.epoch, at=first.at, places=first.places, ended=first.ended,
-        base=base, live=live,
+        base=base, live=live, kid=first.kid,
     )  # fmt: skip
 
 

@@ -249,7 +249,8 @@ class Taking:
         members = {name: getattr(told, name) for name in told.__struct_fields__ if name != "live"}
         # The next opening must not pass for the one in which the run was released: that was one of another store.
         epoch = max(told.epoch, self._snapshot.epoch, found.state.released_epoch)
-        after = Manifest(**members | {"ended": ended, "places": heads.place + 1, "epoch": epoch})
+        kid = self._place.seal(told.store_id).kid or told.kid
+        after = Manifest(**members | {"ended": ended, "places": heads.place + 1, "epoch": epoch, "kid": kid})
         self._new(manifest.FILE + _DRAFT, manifest.encode(after, live.items()))
         self._disk.sync_full(manifest.FILE + _DRAFT)
         self._disk.rename(manifest.FILE + _DRAFT, manifest.FILE)

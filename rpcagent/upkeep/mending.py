@@ -27,11 +27,12 @@ from datetime import UTC, datetime
 import msgspec
 
 from rpcagent import __version__, errors
-from rpcagent.journal import manifest, opening, record, runfiles, tombstones
+from rpcagent.journal import manifest, opening, record, runfiles, seal, tombstones
 from rpcagent.journal.checkpoint import Checkpointer
 from rpcagent.journal.disk import Disk
 from rpcagent.journal.manifest import Base, Manifest, TombstoneFile
 from rpcagent.journal.record import Item
+from rpcagent.runs import summary
 from rpcagent.upkeep import salvage
 from rpcagent.upkeep.damage import Found, Run, closing_item, lines_of
 
@@ -179,6 +180,7 @@ class _Mender:
             store_id=self._found.store_id, app=__version__, epoch=self._found.epoch,
             at=at.astimezone(UTC).isoformat().replace("+00:00", "Z"), places=places,
             ended=dict(Counter(run.status for run in kept if not run.live)), tombstones=files, base=base,
+            kid=known.kid if known else _kid(kept),
         )  # fmt: skip
         live = ((run.name, run.state.summary) for run in kept if run.state is not None and run.live)
         self._replace(manifest.FILE, manifest.encode(header, live))
@@ -275,6 +277,16 @@ class _LogWriter:
         self._disk.write(draft, 0, content)
         self._drafts.append(draft)
         self._before, self._lines, self._size = (self._seq, self._checksum), [], 0
+
+
+def _kid(kept: list[Run]) -> str:
+    """A key that payloads are sealed with, where no manifest names it: that of the run that began last."""
+    for run in sorted(kept, key=lambda run: run.place, reverse=True):
+        with contextlib.suppress(ValueError, msgspec.DecodeError):
+            found = seal.kid_of(bytes(summary.decode(run.state.summary).body)) if run.state is not None else None
+            if found is not None:
+                return found
+    return ""
 
 
 def report_of(lines: list[str]) -> bytes:

@@ -19,9 +19,10 @@ from pathlib import Path
 import msgspec
 
 from rpcagent import errors
-from rpcagent.journal import blobs, opening, reading, record, runfiles, seal, tail, tombstones
+from rpcagent.journal import blobs, manifest, opening, reading, record, runfiles, seal, tail, tombstones
 from rpcagent.journal.checkpoint import read_manifest
 from rpcagent.journal.disk import Disk
+from rpcagent.journal.manifest import Manifest
 from rpcagent.journal.reading import MovedOn, Snapshot
 from rpcagent.journal.runfiles import Line, State
 from rpcagent.runs import summary
@@ -44,6 +45,9 @@ class Unsealing(seal.Plain):
 
     def open_bytes(self, context: str, sealed: bytes) -> bytes:
         return self._opens.open_bytes(context, sealed)
+
+    def require(self, kid: str) -> None:
+        self._opens.require(kid)
 
 
 class Resealing(Copy):
@@ -133,6 +137,9 @@ class Resealing(Copy):
         heads = summary.decode(raw)
         return summary.encode(heads, self._anew(seal.summary_context(run, heads.last_seq), bytes(heads.body)))
 
+    def _kid(self, _told: Manifest) -> str:
+        return self._seal.kid or ""
+
     def _blob(self, digest: str) -> None:
         try:
             content = blobs.Blobs(self._store / BLOBS, self._seal).read(digest)
@@ -168,6 +175,8 @@ def check_payloads(store: Path, disk: Disk, sealing: Callable[[str], seal.Seal])
         heads = summary.decode(raw)
         check(seal.summary_context(run, heads.last_seq), bytes(heads.body))
 
+    if snapshot.manifest is not None:
+        _expect(manifest.FILE, snapshot.manifest.kid or None, seals.kid)
     for entry in snapshot.entries():
         check(seal.record_context(entry.run, entry.first), entry.body)
     for run, raw in snapshot.manifest.live.items() if snapshot.manifest else ():

@@ -368,3 +368,13 @@ def test_no_error_and_no_repr_shows_a_key():
     for key in (NEW, OLD):
         for form in (key.secret.hex(), base64.b64encode(key.secret).decode(), repr(key.secret)[2:-1]):
             assert form[:12] not in told
+
+
+def test_a_key_that_a_store_asks_for_is_there_or_is_named():
+    for seal_with in (Plain(), gcm(NEW), gcm(NEW, OLD)):
+        seal_with.require("")
+    gcm(NEW, OLD).require(OLD.kid)
+    for seal_with in (Plain(), gcm(NEW)):
+        with pytest.raises(KeyMissing) as caught:
+            seal_with.require(OLD.kid)
+        assert caught.value.details == {"kid": OLD.kid, "context": "the store"}

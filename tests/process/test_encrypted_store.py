@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 from rpcagent import keys
 from rpcagent.batch import exits
+from rpcagent.journal import reading
+from rpcagent.journal.disk import RealDisk
 from tests.process.wire_driver import Daemon, refused
 from tests.upkeep.commands import damage, fingerprint, said
 
@@ -181,6 +183,32 @@ def test_killed_and_started_again_with_its_key_it_goes_on_and_the_question_is_th
 
 
 @pytest.mark.parametrize("given", ["none", "another"])
+def test_a_store_whose_runs_have_all_ended_takes_no_new_one_without_its_key(
+    given: str, tmp_path: Path, workspace: Path, key: Path
+):
+    store = tmp_path / "store"
+    keys.new_key_file(tmp_path / "wrong")
+    with serving(store, workspace, key, rig=("--checkpoint-every", "1")) as daemon:
+        daemon.listen()
+        start(daemon, "ended", TALKER)
+        assert daemon.stop() == 0
+    disk = RealDisk(store)
+    snapshot = reading.read_store(disk)
+    disk.close()
+    assert (list(snapshot.entries()), snapshot.manifest.live) == ([], {})  # nothing that would have to be opened
+    before = fingerprint(store)
+    named = [tmp_path / "wrong"] if given == "another" else []
+    with serving(store, workspace, *named) as daemon:
+        with refused("INCOMPATIBLE"):
+            daemon.call("start", clientRequestId="new", agent=TALKER, input="goal-of-the-run")
+        assert daemon.stop() == 1
+    assert fingerprint(store) | {"LOCK": ""} == before | {"LOCK": ""}
+    with serving(store, workspace, key) as daemon:
+        assert [run["status"] for run in daemon.call("list")["runs"]] == ["completed"]
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("given", ["none", "another"])
 def test_without_its_key_every_call_is_refused_with_the_remedy_and_nothing_is_changed(
     given: str, tmp_path: Path, workspace: Path, key: Path
 ):
@@ -209,7 +237,7 @@ def test_without_its_key_every_call_is_refused_with_the_remedy_and_nothing_is_ch
                 assert (other.kid in caught[0].message) == (given == "another")
             assert daemon.stop() == 1
         assert kid in daemon.log.read_text()
-        owner = {"LOCK": "", "HEAD": ""}  # who tried, and that it did
+        owner = {"LOCK": ""}  # who tried
         assert fingerprint(store) | owner == before | owner
 
 

@@ -76,7 +76,7 @@ class Shelf(MemoryArchive):
         self.retention = lambda run, _heads: "asked for" if run in store.let_go else ""
 
     async def read(
-        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, known: bool = False
+        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, least: int = 0
     ) -> tuple[T, Summary] | None:
         self.store.reads.append(run_id)
         await anyio.sleep(0.001)
@@ -84,7 +84,7 @@ class Shelf(MemoryArchive):
             raise self.store.faults.pop(0)
         if run_id in self.store.damaged:
             raise self.store.damaged[run_id]
-        return await super().read(run_id, fold, known=known)
+        return await super().read(run_id, fold, least=least)
 
     async def mark(self) -> Any:
         place = len(self.store.log)

@@ -44,11 +44,11 @@ class CrashArchive(MemoryArchive):
         return self._files.manifest is not None
 
     async def read(
-        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, known: bool = False
+        self, run_id: str, fold: Callable[[Iterator[bytes]], T], *, least: int = 0
     ) -> tuple[T, Summary] | None:
         await anyio.sleep(READS_S)
         self._world.reads += 1
-        return await super().read(run_id, fold, known=known)
+        return await super().read(run_id, fold, least=least)
 
     async def due(self, now: datetime) -> list[Due]:
         await anyio.sleep(READS_S)

@@ -125,7 +125,7 @@ class Owner:
                 self.ended[status] -= 1
         header = Header(
             store_id=self.wal.store_id, app="0.1.0", epoch=self.wal.epoch, at="2031-04-01T00:00:00Z", places=self.places,
-            ended=self.ended, tombstones=named,
+            ended=self.ended, tombstones=named, kid=self.seal.kid or "",
         )  # fmt: skip
         index = functools.partial(
             self._index, [run for run, (found, _) in heads.items() if not found.live], gone, mark.seq

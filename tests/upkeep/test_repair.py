@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rpcagent import keys
-from rpcagent.journal import record
+from rpcagent.journal import manifest, record
 from rpcagent.journal.disk import RealDisk, StoreLock
 from rpcagent.journal.reading import segments_of
 from rpcagent.journal.seal import AesGcm
@@ -184,6 +184,18 @@ def test_a_sealed_store_is_repaired_without_its_key_and_better_with_it(tmp_path:
         assert [run["fate"] for run in found.facts[0]["plan"]["runs"]] == [fate]
         verified = said("verify", "--store", store, "--json", "--replay", "--encryption-key", f"file:{key}")
         assert (verified.code, damage(verified)) == (0, [])
+
+
+@pytest.mark.parametrize("first_line_is_intact", [True, False])
+def test_which_key_a_store_is_under_is_known_after_its_manifest_was_damaged(first_line_is_intact: bool, tmp_path: Path):
+    key = keys.new_key_file(tmp_path / "key")
+    store = real_store(tmp_path / "store", sealing=AesGcm(keys.KeyRing(key), STORE_ID))
+    path = store / "checkpoint.json"
+    content = bytearray(path.read_bytes())
+    content[-10 if first_line_is_intact else 40] ^= 1
+    path.write_bytes(content)
+    assert said("repair", "--store", store, "--yes-lose", "--encryption-key", f"file:{tmp_path / 'key'}").code == 0
+    assert manifest.decode(path.read_bytes()).kid == key.kid
 
 
 def test_parts_of_two_stores_are_not_mixed(store: Path):
