@@ -73,13 +73,18 @@ class Run:
     @property
     def may_have_ended(self) -> bool:
         """As far as it needs people to come to its end."""
-        if self.ended or self.cancelled or (self.owed is not None and self.owed.method == "cancel"):
-            return not self.questions
+        owed = self.owed.method if self.owed is not None else ""
+        stopped = self.ended or self.cancelled or owed == "cancel"
+        for name, question in self.questions.items():
+            answered = owed == "approve" and self.owed is not None and self.owed.params["approvalId"] == name
+            withdrawn = stopped and question["kind"] != "unknown_outcome"
+            if not (answered or withdrawn):
+                return False
+        if stopped:
+            return True
         if self.last_step:
-            return self.steps + (self.owed is not None) >= self.last_step
-        asks = self.kind in {"asks", "confirms"}
-        answered = self.answered or (self.owed is not None and self.owed.method == "approve")
-        return not self.questions and (bool(answered) or not asks)
+            return self.steps + (owed == "step") >= self.last_step
+        return self.kind not in {"asks", "confirms"} or bool(self.answered) or owed == "approve"
 
 
 class Books:
