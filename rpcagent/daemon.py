@@ -91,7 +91,6 @@ class Daemon:
         self._session: Session | None = None
         self._store_error: errors.RpcAgentError | None = None
         self._store: Store | None = None
-        self._seal: Seal = Plain()
         self._registry: Registry | None = None
         self._agents: Agents | None = None
         self._lock: StoreLock | None = None
@@ -210,17 +209,14 @@ class Daemon:
         return True
 
     def _sealing(self, store_id: str) -> Seal:
-        self._seal = Plain() if self._config.keys is None else AesGcm(self._config.keys, store_id)
-        return self._seal
+        return Plain() if self._config.keys is None else AesGcm(self._config.keys, store_id)
 
-    def _supervise(self, journal: Journal, archive: Archive, clock: Clock) -> Supervisor:
+    def _supervise(self, journal: Journal, archive: Archive, clock: Clock, blobs: Blobs) -> Supervisor:
         store = str(self._config.store)
         registry = self._registry = Registry(
             store=store,
             on_fault=self._fault,
-            servers={
-                "shell": Shell(store, blobs=Blobs(self._config.store / "blobs", self._seal), progress=self._output)
-            },
+            servers={"shell": Shell(store, blobs=blobs, progress=self._output)},
             on_note=self._note,
         )
         agents = self._agents = Agents(self._config.config, self._catalog, registry)

@@ -6,6 +6,7 @@ durable. Does not know: the wire, or what models and tools there are.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import secrets
 import time
@@ -16,20 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
+import msgspec
 
 from rpcagent import __version__, errors
-from rpcagent.journal import checkpoint, reading, reserve, seal
-from rpcagent.journal.archive import FileArchive, SealedCommit, opened_summary
+from rpcagent.journal import checkpoint, reading, reserve, seal, tail
+from rpcagent.journal.archive import FileArchive, opened_summary
 from rpcagent.journal.blobs import Blobs
 from rpcagent.journal.commit import GroupCommit
 from rpcagent.journal.disk import Fence, RealDisk
-from rpcagent.journal.manifest import Manifest
+from rpcagent.journal.manifest import FILE, Manifest
 from rpcagent.journal.record import Entry
+from rpcagent.journal.sealed import SealedCommit
 from rpcagent.journal.wal import Wal
 from rpcagent.policy.retention import Retention
 from rpcagent.runs.keeper import Keeper
 from rpcagent.runs.ports import Archive, Clock, Journal, Recorded
 from rpcagent.runs.supervisor import Supervisor
+
+LATEST = datetime(9000, 1, 1, tzinfo=UTC)
+"""No clock begins later, whatever a log says: every duration still fits behind it."""
 
 
 class SystemClock:
@@ -44,7 +50,7 @@ class SystemClock:
         return self._base + timedelta(seconds=_elapsed() - self._began)
 
     def not_before(self, instant: datetime) -> None:
-        ahead = instant - self.now()
+        ahead = min(instant, LATEST) - self.now()
         if ahead > timedelta(0):
             self._base += ahead
 
@@ -77,7 +83,8 @@ class Store:
         self.archive.close()
 
 
-Build = Callable[[Journal, Archive, Clock], Supervisor]
+Build = Callable[[Journal, Archive, Clock, Blobs], Supervisor]
+"""The blobs are those of the archive: one object, so that none is collected while it is written again."""
 
 
 async def open_store(
@@ -93,20 +100,21 @@ async def open_store(
     payloads of the store with this id. The open pass is still to be made.
 
     Raises StoreDamaged, StoreTooNew, StorageError, StoragePoisoned as `Wal.open`; KeyMissing where no key opens a payload."""
-    disk = RealDisk(folder)
-    try:
+    with contextlib.ExitStack() as undo:
+        disk = RealDisk(folder)
+        undo.callback(disk.close)
         manifest = checkpoint.read_manifest(disk)
         if manifest is not None:
             # Before anything is written: what came in would be in the clear, or under a key that this store does not know.
             sealing(manifest.store_id).require(manifest.kid)
         wal = _open_log(disk, manifest, lock)
-    except errors.RpcAgentError:
-        disk.close()
-        raise
-    opening = sealing(wal.store_id)
-    records = _opened(wal.entries(), opening)
+        undo.callback(wal.close)
+        opening = sealing(wal.store_id)
+        records = _opened(wal.entries(), opening)
+        undo.pop_all()
     journal = GroupCommit(wal)
     port: Any = journal if opening.kid is None else SealedCommit(journal, opening)
+    blobs = Blobs(folder / "blobs", opening)
     archive = FileArchive(
         folder,
         journal,
@@ -115,13 +123,13 @@ async def open_store(
         lock=lock,
         seal=opening,
         retention=retention,
-        blobs=Blobs(folder / "blobs", opening),
+        blobs=blobs,
         note=note,
     )
     clock = SystemClock()
-    supervisor = build(port, archive, clock)
     gc.disable()  # as in the command line: what is replayed stays
     try:
+        supervisor = build(port, archive, clock, blobs)
         await archive.prepare()
         keeper = Keeper(supervisor)
         if manifest is not None:
@@ -154,6 +162,7 @@ async def look_at_store(
     if found.manifest is not None:
         opening.require(found.manifest.kid)
     journal: Any = Unwritable(found.store_id, found.epoch)
+    blobs = Blobs(folder / "blobs", opening)
     archive = FileArchive(
         folder,
         journal,
@@ -162,16 +171,20 @@ async def look_at_store(
         lock=None,
         seal=opening,
         retention=KEEP_ALL,
-        blobs=Blobs(folder / "blobs", opening),
+        blobs=blobs,
         note=note,
         looking=True,
     )
-    supervisor = build(journal, archive, SystemClock())
-    await archive.prepare()
-    keeper = Keeper(supervisor)
-    if found.manifest is not None:
-        _take_in(supervisor, keeper, found.manifest, opening)
-    await supervisor.replay(_opened(entries, opening))
+    try:
+        supervisor = build(journal, archive, SystemClock(), blobs)
+        await archive.prepare()
+        keeper = Keeper(supervisor)
+        if found.manifest is not None:
+            _take_in(supervisor, keeper, found.manifest, opening)
+        await supervisor.replay(_opened(entries, opening))
+    except BaseException:
+        archive.close()
+        raise
     return Store(journal, archive, supervisor, keeper, 0)
 
 
@@ -214,9 +227,13 @@ def _opened(entries: Iterable[Entry], opening: seal.Seal) -> list[tuple[str, Rec
 
 
 def _take_in(supervisor: Supervisor, keeper: Keeper, manifest: Manifest, opening: seal.Seal) -> None:
-    supervisor.known_until = datetime.fromisoformat(manifest.at)
+    try:
+        supervisor.known_until = datetime.fromisoformat(manifest.at).astimezone(UTC)
+        live = [(run_id, opened_summary(opening, run_id, raw)) for run_id, raw in manifest.live.items()]
+    except (msgspec.DecodeError, ValueError, OverflowError) as error:
+        raise tail.too_new(None, FILE, 0, manifest.app) from error
     supervisor.roster.places = manifest.places
     keeper.ended.update(manifest.ended)
     supervisor.roster.counts.update(manifest.ended)
-    for run_id, raw in manifest.live.items():
-        supervisor.park(run_id, opened_summary(opening, run_id, raw))
+    for run_id, heads in live:
+        supervisor.park(run_id, heads)

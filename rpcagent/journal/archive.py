@@ -10,29 +10,29 @@ own, and the event loop waits for neither.
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 import time
-from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
 import anyio.to_thread
+import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
 from rpcagent import errors
-from rpcagent.journal import runfiles, seal
+from rpcagent.journal import runfiles, seal, tail
 from rpcagent.journal.blobs import GRACE_S, Blobs
 from rpcagent.journal.checkpoint import Change, Checkpointer
 from rpcagent.journal.disk import Fence, RealDisk
 from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable
+from rpcagent.journal.known import Known
 from rpcagent.journal.manifest import Header, Manifest, TombstoneFile
 from rpcagent.journal.runfiles import Line, State
 from rpcagent.journal.tombstones import Named, Tombstones
@@ -43,7 +43,6 @@ from rpcagent.runs.ports import Checkpoint, Due, Recorded, T
 from rpcagent.runs.summary import Summary
 
 PAGE_BYTES = 1 << 20
-_FRESH = 4_096
 
 
 class Marking(Protocol):
@@ -52,35 +51,8 @@ class Marking(Protocol):
     store_id: str
     epoch: int
 
+    async def append(self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes) -> Any: ...
     async def mark(self) -> Mark: ...
-
-
-class Known:
-    """A set of runs in eight bytes each. Two runs with the same eight bytes cost a look at the disk, and nothing else. One
-    thread adds, any may ask."""
-
-    def __init__(self, runs: Iterable[str]) -> None:
-        self._sorted = array("Q", sorted(set(map(_short, runs))))
-        self._fresh: frozenset[int] = frozenset()
-
-    def add(self, runs: Iterable[str]) -> None:
-        fresh = self._fresh | {_short(run) for run in runs}
-        if len(fresh) > _FRESH:
-            # Whoever asks meanwhile finds each of them in one place or in both.
-            self._sorted = array("Q", sorted({*self._sorted, *fresh}))
-            fresh = frozenset()
-        self._fresh = fresh
-
-    def __contains__(self, run: object) -> bool:
-        if not isinstance(run, str):
-            return False
-        wanted, fresh, known = _short(run), self._fresh, self._sorted
-        place = bisect_left(known, wanted)
-        return wanted in fresh or (place < len(known) and known[place] == wanted)
-
-
-def _short(run: str) -> int:
-    return int.from_bytes(blake2b(run.encode(), digest_size=8).digest())
 
 
 class FileArchive:
@@ -121,6 +93,7 @@ class FileArchive:
         self._index: Index | None = None
         self._looked: Index | None = None
         self._found = replace(manifest, live={}) if manifest is not None else None
+        self._live = len(manifest.live) if manifest is not None else 0
         self._known: Known | None = None if self._any else Known(())
         self._indexing, self._using = anyio.Lock(), threading.Lock()
 
@@ -135,16 +108,25 @@ class FileArchive:
     async def settle(self) -> None:
         """What need not be done before the first answer: deletes what a crash did not let the last checkpoint delete, and
         learns which runs have files, so that a new one needs no look at the disk. Raises StorageError, StoreDamaged."""
-        ended = await self._look_up(Index.runs) if self._known is None else []
+        ended: list[str] | None = []
+        if self._known is None:
+            try:
+                ended = await self._look_up(Index.runs)
+            except errors.StorageError:
+                ended = None
         await anyio.to_thread.run_sync(self._settle, ended, limiter=self._saving)
 
-    def _settle(self, ended: list[str]) -> None:
+    def _settle(self, ended: list[str] | None) -> None:
         if self._found is not None:
             self._checkpointer.sweep(self._found)
             self._found = None
         if self._known is None:
+            found = list(filter(runfiles.names_a_run, self._names(runfiles.FOLDER)))
             # One that lost its files is among them too: its key must not begin a fresh run.
-            self._known = Known(chain(self._names(runfiles.FOLDER), ended))
+            if ended is not None:
+                self._known = Known(chain(found, ended))
+            elif len(found) >= self._live + sum(self._ended.values()):  # the index cannot be used, and none is lost
+                self._known = Known(found)
 
     def close(self) -> None:
         for index in (self._index, self._looked):
@@ -182,7 +164,7 @@ class FileArchive:
         # A run whose files are gone, or older than they should be, must not be taken for one that never was, or never went so
         # far: its effects would be made again.
         if not least and (row := await self._look_up(lambda index: index.find(run_id))) is not None:
-            least = max(1, summary.decode(row.summary).last_seq)
+            least = max(1, _decoded(run_id, row.summary).last_seq)
         return await self._off_loop(self._read, run_id, least, fold)
 
     def _read(self, run_id: str, least: int, fold: Callable[[Iterator[bytes]], T]) -> tuple[T, Summary] | None:
@@ -265,10 +247,13 @@ class FileArchive:
             state = runfiles.read_state(self._reader, run_id)
         except (errors.StoreDamaged, errors.Incompatible):
             return None
-        heads = summary.decode(state.summary) if state is not None else None
+        heads = _decoded(run_id, state.summary) if state is not None else None
         if state is None or heads is None or heads.ended_at is None or heads.unresolved:
             return None
         return Due(run_id=run_id, heads=heads, reason=reason, size=state.size)
+
+    async def remove(self, run_ids: Sequence[str]) -> None:
+        await anyio.to_thread.run_sync(self._checkpointer.remove, run_ids, limiter=self._saving)
 
     async def collect_blobs(self, referenced: Collection[str], oldest_step_s: float) -> int:
         def look(index: Index) -> set[str] | None:
@@ -335,21 +320,28 @@ class FileArchive:
         """Of all ended runs, from their own files. Damaged ones are left out, and told."""
         if sum(self._ended.values()):
             self._note("the index of ended runs is made anew")
-        for run_id in self._writer.names(runfiles.FOLDER):
+        for run_id in filter(runfiles.names_a_run, self._names(runfiles.FOLDER)):
             if run_id in self._tombstones:
                 continue
             try:
                 state = runfiles.read_state(self._writer, run_id)
-            except (errors.StoreDamaged, errors.Incompatible, ValueError):
-                self._note(f"run {run_id} is not listed: its files are damaged; `rpcagent verify` tells more")
+            except (errors.StoreDamaged, errors.StorageError, errors.Incompatible):
+                self._note(f"run {run_id} is not listed: its files cannot be used; `rpcagent verify` tells more")
                 continue
-            if state is not None and (row := ended_row(run_id, state, summary.decode(state.summary))) is not None:
+            if state is not None and (row := ended_row(run_id, state, _decoded(run_id, state.summary))) is not None:
                 yield row
 
     # Saving
 
     async def mark(self) -> Mark:
         return await self._journal.mark()
+
+    async def carry(self, run_id: str, records: Sequence[Recorded]) -> None:
+        for record in records:
+            body = self._seal.seal(seal.record_context(run_id, record.first), record.body)
+            answer = await self._journal.append(run_id, self._journal.epoch, record.first - 1, record.count, body)
+            if answer != "ok":
+                raise errors.StoragePoisoned(f"the log answers {answer} to records of a damaged run")
 
     async def save(self, mark: Any, checkpoint: Checkpoint) -> None:
         async with self._indexing:
@@ -369,7 +361,7 @@ class FileArchive:
             kid=self._seal.kid or "",
         )
         self._checkpointer.write(
-            mark,
+            replace(mark, ends={run: end for run, end in mark.ends.items() if run not in checkpoint.carried}),
             header,
             self._changes(checkpoint),
             ((run_id, self._sealed(run_id, heads, body)) for run_id, heads, body in checkpoint.live),
@@ -420,16 +412,26 @@ class FileArchive:
             return self._writer.names(folder)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, "EIO")
+            raise errors.StorageError(f"The names in {folder} cannot be read ({name}).", errno=name) from error
 
     async def _off_loop(self, work: Callable[..., T], *args: Any) -> T:
         return await anyio.to_thread.run_sync(work, *args, limiter=self._reading)
 
 
 def opened_summary(sealed: seal.Seal, run_id: str, raw: bytes) -> Summary:
-    """The summary with its body as it was. Raises StoreDamaged, and KeyMissing where no key opens it."""
-    heads = summary.decode(raw)
+    """The summary with its body as it was. Raises StoreDamaged, StoreTooNew, and KeyMissing where no key opens it."""
+    heads = _decoded(run_id, raw)
     body = sealed.open(seal.summary_context(run_id, heads.last_seq), bytes(heads.body))
     return replace(heads, body=Raw(body))
+
+
+def _decoded(run_id: str, raw: bytes) -> Summary:
+    try:
+        return summary.decode(raw)
+    except msgspec.DecodeError as error:
+        raise tail.too_new(None, runfiles.state_of(run_id), 0) from error
 
 
 class _Unfit(Exception):
@@ -461,29 +463,3 @@ def ended_row(run_id: str, state: State, heads: Summary) -> Ended | None:
 
 def _text(instant: datetime | None) -> str:
     return instant.isoformat() if instant is not None else ""
-
-
-class SealedCommit:
-    """The commit port, with payloads sealed on their way to the log."""
-
-    def __init__(self, journal: Any, sealed: seal.Seal) -> None:
-        self._journal, self._seal = journal, sealed
-        self.store_id: str = journal.store_id
-        self.epoch: int = journal.epoch
-
-    async def append(
-        self, run_id: str, epoch: int, expected_seq: int, count: int, body: bytes, *, outcome: bool = False
-    ) -> Any:
-        sealed = self._seal.seal(seal.record_context(run_id, expected_seq + 1), body)
-        return await self._journal.append(run_id, epoch, expected_seq, count, sealed, outcome=outcome)
-
-    async def mark(self) -> Mark:
-        found: Mark = await self._journal.mark()
-        return found
-
-    def health(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._journal.health()
-        return found
-
-    async def close(self) -> None:
-        await self._journal.close()

@@ -283,6 +283,11 @@ class Checkpointer:
         failed = 0
         for name in self._leftovers(through, {file.name for file in header.tombstones}):
             failed += not self._gone(self._disk.unlink, name)
+        return failed + self.remove(dead)
+
+    def remove(self, dead: Iterable[str]) -> int:
+        """Deletes the files of runs whose deletion is in the log. Returns how many names could not be deleted."""
+        failed = 0
         for run in dead:
             folder = runfiles.folder_of(run)
             # Without its state a run is no run, whatever else is left of it.

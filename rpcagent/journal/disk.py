@@ -16,6 +16,7 @@ import functools
 import os
 import resource
 import socket
+import stat
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -144,14 +145,14 @@ class RealDisk:
         return True
 
     def read(self, name: str) -> bytes:
-        with os.fdopen(os.open(self._at(name), os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
+        with os.fdopen(_opened(self._at(name), os.O_RDONLY), "rb") as file:
             return file.read()
 
     def read_at(self, name: str, offset: int, size: int) -> bytes:
         descriptor = self._open.get(name)
         if descriptor is not None:
             return _read_all(descriptor, offset, size)
-        descriptor = os.open(self._at(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = _opened(self._at(name), os.O_RDONLY)
         try:
             return _read_all(descriptor, offset, size)
         finally:
@@ -246,7 +247,7 @@ class RealDisk:
     def _descriptor(self, name: str) -> int:
         found = self._open.get(name)
         if found is None:
-            found = os.open(self._at(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            found = _opened(self._at(name), os.O_RDWR)
             self._keep(name, found)
         return found
 
@@ -352,6 +353,15 @@ def _lock_text(descriptor: int) -> dict[str, Any]:
         if isinstance(found, dict):
             told = {key: value if isinstance(value := found.get(key), int | str) else None for key in told}
     return told
+
+
+def _opened(path: str, flags: int) -> int:
+    """A regular file, never what stands in its place: a pipe would hold its reader up for ever, a link lead elsewhere."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return descriptor
 
 
 def _read_all(descriptor: int, offset: int, size: int) -> bytes:

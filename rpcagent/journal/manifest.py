@@ -112,7 +112,7 @@ def decode(data: bytes) -> Manifest:
     try:
         wire = msgspec.json.decode(first[found.end() : -2], type=_Wire)
         checksum, rest = int(wire.checksum, 16), int(wire.rest, 16)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise tail.unknown(FILE, first) from error
     if wire.format != FORMAT:
         raise tail.too_new(wire.format, FILE, 0, wire.app)

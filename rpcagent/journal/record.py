@@ -201,6 +201,9 @@ class Head(msgspec.Struct, frozen=True, order=True):
 
 
 def head_slot(head: Head) -> bytes:
+    """Raises ValueError for a number that has no room in it."""
+    if max(head.seq, head.epoch) >= 10**16:
+        raise ValueError("a slot of HEAD has room for 16 digits")
     text = b"%016d %08x %016d" % (head.seq, head.checksum, head.epoch)
     text = text.ljust(_SLOT_TEXT)
     return text + b"%08x \n" % zlib.crc32(text)

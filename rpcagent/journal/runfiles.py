@@ -74,6 +74,11 @@ def folder_of(run: str) -> str:
     return f"{FOLDER}/{run}"
 
 
+def names_a_run(name: str) -> bool:
+    """Whether what has this name in runs/ may be a run. Whatever else stands there is neither read nor touched."""
+    return name.startswith("run_") and record.is_run(name)
+
+
 def history_of(run: str) -> str:
     return f"{folder_of(run)}/history.jsonl"
 
@@ -121,7 +126,7 @@ def decode_state(run: str, data: bytes) -> State:
     try:
         wire = msgspec.json.decode(data[found.end() : -2], type=_Wire)
         chain = int(wire.chain, 16)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise tail.unknown(name, data) from error
     if wire.format != FORMAT:
         raise tail.too_new(wire.format, name, 0)
@@ -368,6 +373,8 @@ def _asked(name: str, read: Callable[[], bytes]) -> bytes:
         return read()
     except FileNotFoundError:
         raise
+    except NotADirectoryError as error:
+        raise FileNotFoundError(error.errno, error.strerror) from error
     except OSError as error:
         found = errno.errorcode.get(error.errno or 0, "EIO")
         raise errors.StorageError(f"{name} cannot be read ({found}).", errno=found) from error

@@ -117,14 +117,13 @@ class Keeper:
             self.trouble = None
 
     async def checkpoint(self) -> None:
-        """Durable on return: a start reads only what was recorded since it began. Raises StorageError, StoragePoisoned,
-        StoreDamaged where records of a run have nowhere to go."""
+        """Durable on return: a start reads only what was recorded since it began. Raises StorageError, StoragePoisoned."""
         began = anyio.current_time()
         async with self._saving:
             mark = await self._archive.mark()
             places = self._roster.places  # whatever begins from here on is in the log, and is placed again by a replay
             filed = await self._filed(mark)
-            await self._save(mark, filed, places)
+            await self._save(mark, filed, places, await self._carry())
             for one in filed:
                 self._settled(one)
             self.made += 1
@@ -134,21 +133,24 @@ class Keeper:
     async def _filed(self, mark: Mark) -> list[Filed]:
         """One for each run with records that are in no file. In slices: nobody waits for all of it."""
         filed: list[Filed] = []
-        for actor in [actor for actor in self._roster.actors.values() if actor.tail]:
+        for actor in [actor for actor in self._roster.actors.values() if actor.tail and not actor.misfiled]:
             if len(filed) % _SLICE == _SLICE - 1:
                 await anyio.lowlevel.checkpoint()
-            if actor.misfiled:
-                raise errors.StoreDamaged(
-                    "the files of a run are damaged and its last records have nowhere to go: run `rpcagent repair`",
-                    runs=[actor.run_id],
-                )
             filed.append(self._one(actor))
         have = {one.run_id: one.records[-1].last for one in filed}
         for run_id, end in mark.ends.items():
             known = self._roster.actors.get(run_id)
-            if known is not None and max(have.get(run_id, 0), known.filed) < end:
+            if known is not None and not known.misfiled and max(have.get(run_id, 0), known.filed) < end:
                 raise errors.StorageError(f"{run_id} is recorded further than it is published", errno="EAGAIN")
         return filed
+
+    async def _carry(self) -> frozenset[str]:
+        """The last records of a run whose files are damaged have nowhere to go but the log. They are recorded again behind the
+        mark: none is lost, and one bad run does not make the log of all others grow. Raises StorageError."""
+        carried = [actor for actor in self._roster.actors.values() if actor.misfiled and actor.tail]
+        for actor in carried:
+            await self._archive.carry(actor.run_id, actor.tail)
+        return frozenset(actor.run_id for actor in carried)
 
     def _one(self, actor: Actor) -> Filed:
         if actor.state is None or actor.failed is not None:
@@ -159,7 +161,7 @@ class Keeper:
             heads, body = summary.summarise(actor.state, actor.place, policy)
         return Filed(run_id=actor.run_id, records=tuple(actor.tail), heads=heads, body=body)
 
-    async def _save(self, mark: Mark, filed: list[Filed], places: int) -> None:
+    async def _save(self, mark: Mark, filed: list[Filed], places: int, carried: frozenset[str]) -> None:
         deleted = tuple(self.deleted)
         ended = self.ended + Counter(one.heads.status for one in filed if self._newly_ended(one))
         checkpoint = Checkpoint(
@@ -169,6 +171,7 @@ class Keeper:
             filed=tuple(filed),
             live=self._live(filed),
             deleted=deleted,
+            carried=carried,
         )
         await self._archive.save(mark, checkpoint)
         self.ended = ended
@@ -225,8 +228,14 @@ class Keeper:
     async def tidy(self) -> list[Due]:
         """As `collect`; the files of what was deleted are gone on return, and the large outputs that only it referred to."""
         if not self._archive.retains_all and self._supervisor.tail_records:
-            await self.checkpoint()  # only runs in files can be let go
+            try:
+                await self.checkpoint()  # only runs in files can be let go
+            except errors.StoragePoisoned:
+                raise
+            except errors.StorageError:
+                pass  # the disk may be full, and what goes now makes room
         deleted = await self.collect()
+        await self._archive.remove([due.run_id for due in deleted])
         if self.deleted:
             await self.checkpoint()
         await self._collect_blobs()
@@ -283,7 +292,7 @@ class Keeper:
             at = max(supervisor.clock.now(), heads.ended_at or supervisor.clock.now())
             commit = ev.Commit(seq=heads.last_seq + 1, at=at, events=(event,))
             answer = await supervisor.journal.append(
-                due.run_id, supervisor.rules.epoch, heads.last_seq, 1, ev.encode(commit)
+                due.run_id, supervisor.rules.epoch, heads.last_seq, 1, ev.encode(commit), outcome=True
             )
             if answer != "ok":
                 raise errors.StoragePoisoned(f"the journal answers {answer} to the deletion of a run")

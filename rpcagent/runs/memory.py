@@ -5,7 +5,7 @@ It does what the real one promises, in the same order, and never suspends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import SimpleNamespace
 
@@ -88,12 +88,20 @@ class MemoryArchive:
             if not heads.live and (why := self.retention(run_id, heads))
         ]
 
+    async def remove(self, run_ids: Sequence[str]) -> None:
+        for run_id in run_ids:
+            self.histories.pop(run_id, None)
+            self.summaries.pop(run_id, None)
+
     async def collect_blobs(self, referenced: Collection[str], oldest_step_s: float) -> int:  # noqa: ARG002 - the port's
         return 0
 
     async def mark(self) -> Mark:
         ends: Mapping[str, int] = {}
         return SimpleNamespace(ends=ends)
+
+    async def carry(self, run_id: str, records: Sequence[Recorded]) -> None:
+        """The log is not this object's."""
 
     async def save(self, mark: Mark, checkpoint: Checkpoint) -> None:  # noqa: ARG002 - the port's
         for filed in checkpoint.filed:

@@ -6,7 +6,7 @@ raises all the same is a fault of ours and is taken for an outcome that nobody k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -90,7 +90,8 @@ class Mark(Protocol):
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """What is in the files of runs once it is saved. `live`: every run that has not ended and has files, those of `filed`
     included, with the bytes of its summary's body. `places`: the next free place. `ended`: counts by status of the runs that
-    ended and are kept. `deleted`: runs whose deletion is in the log. `at`: the latest instant that any event has."""
+    ended and are kept. `deleted`: runs whose deletion is in the log. `carried`: runs whose files are damaged: what the log holds of them was
+    recorded again behind the mark. `at`: the latest instant that any event has."""
 
     at: datetime
     places: int
@@ -98,6 +99,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     filed: tuple[Filed, ...]
     live: tuple[tuple[str, Summary, bytes], ...]
     deleted: tuple[str, ...]
+    carried: frozenset[str] = frozenset()
 
 
 class Archive(Protocol):
@@ -155,6 +157,10 @@ class Archive(Protocol):
         """Runs that retention lets go at `now`, the oldest first."""
         ...
 
+    async def remove(self, run_ids: Sequence[str]) -> None:
+        """Deletes the files of runs that are `deleted`, as far as that can be done now."""
+        ...
+
     async def collect_blobs(self, referenced: Collection[str], oldest_step_s: float) -> int:
         """Deletes large outputs to which no run refers: neither those `referenced` nor the runs that have ended. What was
         written while a step is under way, the oldest for `oldest_step_s`, stays. Returns how many went."""
@@ -162,6 +168,11 @@ class Archive(Protocol):
 
     async def mark(self) -> Mark:
         """Begins a new segment of the log, durable on return. Raises StorageError, StoragePoisoned."""
+        ...
+
+    async def carry(self, run_id: str, records: Sequence[Recorded]) -> None:
+        """Records once more, behind the mark, what the log holds of a run whose files cannot take it. Durable on return. Raises
+        StorageError, StoragePoisoned."""
         ...
 
     async def save(self, mark: Mark, checkpoint: Checkpoint) -> None:

@@ -113,10 +113,7 @@ class Roster:
             raise
         except Exception as error:  # noqa: BLE001 - whatever stands in one run's files, all others open
             heads = None if run_id in self.parked else await self.archive.heads(run_id)
-            actor = self._take(run_id, heads)  # it is counted already, and keeps its place
-            actor.misfiled = True
-            self._damaged(actor, error)
-            self.show(actor, "damaged", [{"runId": run_id, "kind": "damaged"}])
+            self.set_aside(run_id, heads, error)
             return True
         if read is None:
             return False
@@ -125,6 +122,13 @@ class Roster:
         actor.state, actor.filed = self.shared(state), state.last_seq
         self._back(actor)
         return True
+
+    def set_aside(self, run_id: str, heads: Summary | None, error: Exception) -> None:
+        """Its files cannot be used. It is counted already, and keeps its place."""
+        actor = self._take(run_id, heads)
+        actor.misfiled = True
+        self._damaged(actor, error)
+        self.show(actor, "damaged", [{"runId": run_id, "kind": "damaged"}])
 
     def shared(self, state: RunState) -> RunState:
         """The same state. Runs of one agent hold one definition in memory between them."""

@@ -79,7 +79,7 @@ class Supervisor:
         self.fatal = fatal
         self.grace_ms = grace_ms
         self.archive = archive if archive is not None else MemoryArchive()
-        self.roster = Roster(self.archive, self._make, self._keep_as_it_is, self._show)
+        self.roster = Roster(self.archive, self._make, self._keep_as_it_is, self._came_back)
         self.recovered = 0
         self.hurried = False
         self.subscriber: Subscriber | None = None
@@ -90,6 +90,8 @@ class Supervisor:
         self.buried: list[tuple[str, str]] = []
         """Runs whose deletion the replay found, and how they had ended: their files may still be there."""
         self._much: tuple[Callable[[], bool], anyio.Event] | None = None
+        self._late: set[str] = set()
+        """Runs that go on by themselves and could not be read yet."""
         self._policies: dict[str, str] = {}
         self._armed: dict[str, datetime] = {}
         self._due: list[tuple[datetime, str]] = []
@@ -128,11 +130,16 @@ class Supervisor:
 
     async def _continue(self, run_id: str, tail: list[Recorded]) -> None:
         """The run began before the last checkpoint: its files come first."""
-        await self.roster.bring_in(run_id, least=tail[0].first - 1)
+        try:
+            await self.roster.bring_in(run_id, least=tail[0].first - 1)
+        except errors.RpcAgentError as error:  # they cannot be read just now, or no key opens them
+            self.roster.set_aside(run_id, None, error)
         self._fold(self.roster.actor(run_id), tail)
 
     def _fold(self, actor: Actor, tail: list[Recorded]) -> None:
         for record in tail:
+            if actor.tail and record.last <= actor.tail[-1].last:
+                continue  # it was recorded again by a checkpoint that was interrupted
             # A checkpoint may have been interrupted after it had filed this run. The next one files and counts it again.
             if actor.failed is None and record.last > actor.filed:
                 try:
@@ -140,7 +147,8 @@ class Supervisor:
                 except Exception as error:  # noqa: BLE001 - whatever stands in one run's records, all others open
                     self._keep_as_it_is(actor, error)
             actor.tail.append(record)
-            self._count(record)
+            if not actor.misfiled:
+                self._count(record)
         if actor.state is not None:
             actor.state = self.roster.shared(actor.state)
         self._know(actor)
@@ -173,7 +181,7 @@ class Supervisor:
                 str(error), retryable=False, runs=[actor.run_id], found=error.found, supported=[ev.VERSION]
             )
             return
-        if isinstance(error, errors.StoreDamaged):
+        if isinstance(error, errors.RpcAgentError):
             actor.damaged, actor.failed = error.message, error
             return
         incident = self.incident(error, f"run {actor.run_id}")
@@ -192,7 +200,7 @@ class Supervisor:
         now = self.clock.now()
         for run_id, heads in list(self.roster.parked.items()):
             if heads.hot or (heads.wake is not None and heads.wake <= now) or heads.policy != self.policy(heads.agent):
-                await self.roster.reach(run_id)
+                await self._look_at(run_id)
         failures: list[errors.StorageError] = []
         async with anyio.create_task_group() as group:
             for actor in self.actors.values():
@@ -209,6 +217,20 @@ class Supervisor:
             raise failures[0]
         for actor in self.actors.values():
             self.published(actor, None, None)
+
+    async def _look_at(self, run_id: str) -> None:
+        """What stands in the way of one run is told to whoever asks for it, and holds up no other."""
+        try:
+            await self.roster.reach(run_id)
+        except errors.RpcAgentError:
+            self._late.add(run_id)
+            self._arm(run_id, self.clock.now() + timedelta(seconds=READ_AGAIN_S))
+
+    def _came_back(self, actor: Actor) -> None:
+        self._show(actor)
+        if actor.run_id in self._late:
+            self._late.discard(actor.run_id)
+            actor.post(Wake())  # what the opening owed it comes from the ordinary loop
 
     async def _reopen(
         self, actor: Actor, events: tuple[ev.AnyEvent, ...], at: datetime, failures: list[errors.StorageError]
@@ -255,7 +277,7 @@ class Supervisor:
         actor = self.actors.get(run_id)
         if actor is not None:
             actor.post(Wake())
-        elif (heads := self.roster.parked.get(run_id)) is not None and heads.wake is not None:
+        elif (heads := self.roster.parked.get(run_id)) is not None and (heads.wake is not None or run_id in self._late):
             self._spawn(self._wake_parked, run_id)
 
     async def _wake_parked(self, run_id: str) -> None:
@@ -288,7 +310,11 @@ class Supervisor:
         """Durable on return. A twin joins, a repeat is answered from the record."""
         run_id = self.run_id_of(event.namespace, event.client_request_id)
         actor = await self.roster.reach(run_id, make=True)
-        receipt = await actor.request(Start(event=event))
+        try:
+            receipt = await actor.request(Start(event=event))
+        finally:
+            if actor.state is None and actor.forgettable and self.actors.get(run_id) is actor:
+                del self.actors[run_id]  # it was refused: nothing of it is kept
         await self._rest(actor, wait_ms)
         return Answer(actor=actor, decision=receipt.decision, replayed=receipt.replayed)
 

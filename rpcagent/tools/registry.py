@@ -104,7 +104,11 @@ class Registry:
                     outcome = await adapter.call(request)
             if outcome is None:
                 return _gone(request, "timeout", f"No answer within {request.spec.timeout_ms} ms.")
-            return ToolReply(result=normalised(outcome.result), blobs=outcome.blobs) if isinstance(outcome, ToolReply) else outcome
+            return (
+                ToolReply(result=normalised(outcome.result), blobs=outcome.blobs)
+                if isinstance(outcome, ToolReply)
+                else outcome
+            )
         except NotPlain as error:
             self._fault(error, request)
             return _gone(request, "crashed", f"The tool's result cannot be recorded: {error}.")

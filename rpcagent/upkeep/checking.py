@@ -245,7 +245,7 @@ class Check:
         row = self.table["runs"]
         seen = set()
         for run in self._names(runfiles.FOLDER):
-            if not record.is_run(run):
+            if not runfiles.names_a_run(run):
                 continue
             self._progress(f"runs: {row.runs} read, {row.bytes} bytes")
             if self._buried(run):

@@ -108,10 +108,10 @@ def _states(disk: RealDisk) -> Iterator[tuple[str, runfiles.State]]:
         names = disk.names(runfiles.FOLDER)
     except FileNotFoundError:
         return
-    for run_id in names:
+    for run_id in filter(runfiles.names_a_run, names):
         try:
             state = runfiles.read_state(disk, run_id)
-        except (errors.StoreDamaged, errors.Incompatible, ValueError):
+        except (errors.StoreDamaged, errors.StorageError, errors.Incompatible):
             continue  # what is damaged is kept
         if state is not None:
             yield run_id, state
@@ -133,7 +133,7 @@ async def _collect(place: Place, rules: Retention) -> tuple[list[Gone], list[tup
         lock.close()
 
 
-def _idle(journal: Journal, archive: Archive, clock: Clock) -> Supervisor:
+def _idle(journal: Journal, archive: Archive, clock: Clock, _blobs: Blobs) -> Supervisor:
     """Runs are looked at; none goes on."""
 
     def never(*_: Any) -> None:

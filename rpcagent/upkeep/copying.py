@@ -87,7 +87,7 @@ class Copy:
                 self._broken(run, error)
         begun = {entry.run for entry in snapshot.entries() if entry.first == 1}
         for run in self._names(runfiles.FOLDER):
-            if record.is_run(run) and run not in told.live and run not in begun:
+            if runfiles.names_a_run(run) and run not in told.live and run not in begun:
                 try:
                     self._ended_run(run, told)
                 except errors.StoreDamaged as error:

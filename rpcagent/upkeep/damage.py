@@ -286,7 +286,7 @@ def _holds(disk: Disk, named: list[tombstones.Named], ident: bytes) -> bool:
 
 def _names(disk: Disk, spans: Iterable[str], known: Manifest | None, index: Iterable[str]) -> set[str]:
     try:
-        folders = {name for name in disk.names(runfiles.FOLDER) if record.is_run(name)}
+        folders = {name for name in disk.names(runfiles.FOLDER) if runfiles.names_a_run(name)}
     except FileNotFoundError:
         folders = set()
     except OSError as error:

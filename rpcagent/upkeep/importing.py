@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import secrets
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from rpcagent import __version__, errors
 from rpcagent.batch import exits
 from rpcagent.batch.desk import Desk
 from rpcagent.batch.faults import Mistake
+from rpcagent.ids import is_run_id
 from rpcagent.journal import access, blobs, manifest, reading, runfiles, seal, tombstones
 from rpcagent.journal.archive import ended_row
 from rpcagent.journal.disk import Disk, RealDisk, StoreLock
@@ -36,10 +37,14 @@ from rpcagent.runs import summary
 from rpcagent.runs.fold import apply
 from rpcagent.runs.state import RunState
 from rpcagent.runs.summary import Summary
+from rpcagent.runs.view import run_status
 from rpcagent.upkeep import parcel
 from rpcagent.upkeep.blob import FOLDER
 from rpcagent.upkeep.place import Place
 
+AHEAD = timedelta(days=1)
+MOST_EPOCH = 10**9
+"""What an imported run may say of time and of openings: both become the store's own."""
 _DRAFT = ".tmp"
 
 
@@ -105,11 +110,29 @@ def read(path: Path) -> Parcel:
         raise Mistake(f"{path}: its events do not follow each other: {error}", code="STORE_DAMAGED") from error
     if state is None or state.run_id != run:
         raise Mistake(f"{path} holds no event", code="STORE_DAMAGED")
+    _check_head(path, reader.head, state)
     if missing := set(state.blobs) - given:
         raise Mistake(
             f"{path}: {len(missing)} large outputs that the run refers to are not in it", code="STORE_DAMAGED"
         )
     return Parcel(reader.head, lines, state)
+
+
+def _check_head(path: Path, head: parcel.Head, state: RunState) -> None:
+    """Whatever the sums say, a file may have been made by anybody. Raises Mistake."""
+    if not is_run_id(head.run_id):
+        raise Mistake(f"{path}: {head.run_id!r} is no id of a run", code="STORE_DAMAGED")
+    shown = run_status(state, summary.NEXT_OPENING, busy=False)
+    if (head.status, head.last_seq) != (shown, state.last_seq):
+        raise Mistake(f"{path}: its head says {head.status} at event {head.last_seq}; the events say {shown} at {state.last_seq}",
+                      code="STORE_DAMAGED")  # fmt: skip
+    if state.last_at > datetime.now(UTC) + AHEAD:
+        raise Mistake(
+            f"{path}: its last event is of {state.last_at:%Y-%m-%d}, and the clock of the store would follow it",
+            "mend the clock of this machine if it is behind", code="INVALID_STATE",
+        )  # fmt: skip
+    if not 0 <= state.released_epoch < MOST_EPOCH:
+        raise Mistake(f"{path}: {state.released_epoch} is no count of openings", code="STORE_DAMAGED")
 
 
 class Taking:

@@ -105,7 +105,7 @@ class Reader:
             if isinstance(told, int) and told > FORMAT:
                 raise tail.too_new(told, name, 0)
             self.head = msgspec.json.decode(found.d, type=Head)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise tail.too_new(None, name, 0) from error
         if not record.is_run(self.head.run_id):
             raise self._damaged("its run has no name that a run may have")
@@ -147,14 +147,14 @@ class Reader:
             return None
         try:
             return msgspec.json.decode(data, type=_Frame)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def _blob(self, frame: _Frame) -> tuple[str, bytes]:
         try:
             told = msgspec.json.decode(frame.d, type=_Blob)
             content = base64.b64decode(told.data, validate=True)
-        except (msgspec.DecodeError, binascii.Error) as error:
+        except (msgspec.DecodeError, binascii.Error, RecursionError) as error:
             raise self._damaged("a large output that is none") from error
         if len(content) != told.bytes or hashlib.sha256(content).hexdigest() != told.sha256:
             raise self._damaged("a large output is not what its digest says")
@@ -163,7 +163,7 @@ class Reader:
     def _end(self, frame: _Frame, commits: int, contents: int, event: int) -> None:
         try:
             told = msgspec.json.decode(frame.d, type=_End)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise self._damaged("its last line is none") from error
         if (told.lines, told.blobs, self.head.last_seq) != (commits, contents, event):
             raise self._damaged(f"it holds {commits} commits and {contents} outputs, not {told.lines} and {told.blobs}")

@@ -212,7 +212,7 @@ def _new_index(store: Path, store_id: str, through: int) -> None:
     names: list[str] = []
     with contextlib.suppress(FileNotFoundError):
         names = disk.names(runfiles.FOLDER)
-    for name in names:
+    for name in filter(runfiles.names_a_run, names):
         state = runfiles.read_state(disk, name)
         if state is not None and (row := ended_row(name, state, summary.decode(state.summary))) is not None:
             rows.append(row)

@@ -14,7 +14,7 @@ import msgspec
 
 from rpcagent import errors
 from rpcagent.batch.faults import Mistake
-from rpcagent.journal import reading, record, runfiles, seal
+from rpcagent.journal import reading, runfiles, seal
 from rpcagent.journal.disk import Disk
 from rpcagent.journal.reading import Snapshot
 from rpcagent.journal.record import Entry
@@ -92,7 +92,7 @@ def story_of(disk: Disk, snapshot: Snapshot, entries: Iterable[Entry], run: str)
 def resolve(disk: Disk, entries: Iterable[Entry], name: str) -> str:
     """The run that is meant by an id or the beginning of one, with or without `run_`. Raises Mistake, StorageError."""
     try:
-        known = {folder for folder in disk.names(runfiles.FOLDER) if record.is_run(folder)}
+        known = {folder for folder in disk.names(runfiles.FOLDER) if runfiles.names_a_run(folder)}
     except FileNotFoundError:
         known = set()
     except OSError as error:

@@ -14,10 +14,10 @@ import anyio
 import anyio.to_thread
 import pytest
 from rpcagent import errors
-from rpcagent.journal import archive as archives
+from rpcagent.journal import known as knowledge
 from rpcagent.journal import seal
-from rpcagent.journal.archive import Known
 from rpcagent.journal.index import IndexUnusable
+from rpcagent.journal.known import Known
 from rpcagent.keys import Key, KeyRing
 from rpcagent.policy.retention import Retention, RetentionRule
 from rpcagent.runs import roster
@@ -170,7 +170,7 @@ async def test_an_index_is_not_made_anew_at_each_start_for_a_run_that_is_damaged
             assert life.counts == {"completed": 7, "waiting": 1}
     assert disk.notes == [
         "the index of ended runs is made anew",
-        f"run {runs[2]} is not listed: its files are damaged; `rpcagent verify` tells more",
+        f"run {runs[2]} is not listed: its files cannot be used; `rpcagent verify` tells more",
     ]
 
 
@@ -377,7 +377,7 @@ async def test_a_new_run_costs_no_look_at_the_disk_once_the_archive_has_settled(
 
 
 def test_a_set_of_runs_holds_all_that_were_added_however_many(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(archives, "_FRESH", 5)
+    monkeypatch.setattr(knowledge, "_FRESH", 5)
     known = Known(f"run_{number}" for number in range(100))
     for number in range(100, 200):
         known.add([f"run_{number}"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from types import SimpleNamespace
@@ -85,6 +85,9 @@ class Shelf(MemoryArchive):
         if run_id in self.store.damaged:
             raise self.store.damaged[run_id]
         return await super().read(run_id, fold, least=least)
+
+    async def carry(self, run_id: str, records: Sequence[Recorded]) -> None:
+        self.store.log += [(run_id, record) for record in records]
 
     async def mark(self) -> Any:
         place = len(self.store.log)
@@ -169,6 +172,8 @@ class Store:
         """Of all runs that were not deleted, folded from the first record on; in the order of their first records."""
         states: dict[str, RunState] = {}
         for run, record in self.log:
+            if run in states and record.last <= states[run].last_seq:
+                continue  # carried on by a checkpoint
             commit = ev.decode(record.body)
             states[run] = apply(states.get(run), commit, run)
             if isinstance(commit.events[-1], ev.RunDeleted):

@@ -63,7 +63,7 @@ class OnDisk:
         """A process, until it is killed."""
         async with within_limits() as group:
 
-            def build(journal: Any, archive: Any, clock: Any) -> Supervisor:
+            def build(journal: Any, archive: Any, clock: Any, _blobs: Any) -> Supervisor:
                 rules = Rules(epoch=journal.epoch, present=self.present)
                 return Supervisor(
                     journal=journal, archive=archive, clock=clock, model=self, tools=self, rules=rules,
