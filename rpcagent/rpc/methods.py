@@ -206,8 +206,11 @@ _Row = tuple[int, str, Actor | Summary]
 
 
 async def _rows(supervisor: Supervisor, params: wire.ListParams, place: int) -> tuple[list[_Row], int | None]:
-    """Some rows from `place` on, in order, and the place after the last one; None where there are no others."""
+    """Some rows from `place` on, in order, and the place after the last one; None where there are no others.
+
+    Memory first, then the index: a run that a checkpoint takes out of memory meanwhile is in the index by then."""
     roster = supervisor.roster
+    present = list(roster.in_memory(place))
     if params.open_approvals:
         filed = []  # a run that has ended asks for nothing
     else:
@@ -215,11 +218,12 @@ async def _rows(supervisor: Supervisor, params: wire.ListParams, place: int) -> 
             place, _CHUNK, namespace=params.namespace, agent=params.agent, statuses=params.status or ()
         )
     end = filed[-1][1].place + 1 if len(filed) == _CHUNK else None
-    rows: list[_Row] = [(heads.place, i, heads) for i, heads in filed if i not in roster.actors]
-    for row in roster.in_memory(place):
+    here = {run_id for _, run_id, _ in present}
+    rows: list[_Row] = [(heads.place, i, heads) for i, heads in filed if i not in here]
+    for row in present:
         if end is not None and row[0] >= end:
             break
-        if _listed(supervisor, row[2], params):
+        if _listed(supervisor, row[2], params) and not supervisor.archive.deleted(row[1]):
             rows.append(row)
     return sorted(rows, key=lambda row: row[0]), end
 
