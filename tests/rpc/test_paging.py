@@ -263,6 +263,26 @@ async def test_list_and_a_checkpoint_at_the_same_time_miss_no_run_and_repeat_non
 # Events
 
 
+@virtual
+async def test_a_run_that_leaves_memory_after_the_index_has_answered_is_listed_all_the_same():
+    store = Store()
+    async with store.life() as life:
+        runs = [await life.start(f"k{number}") for number in range(3)]
+        for run in runs:
+            await life.settled(run)
+        archive = life.supervisor.archive
+        look = archive.ended
+
+        async def slowly(*args: Any, **filters: Any) -> Any:
+            found = await look(*args, **filters)
+            await life.keeper.checkpoint()
+            return found
+
+        archive.ended = slowly  # type: ignore[method-assign]
+        assert [run["runId"] for run in (await page(life))["runs"]] == runs
+        assert runs[0] not in life.supervisor.actors
+
+
 async def told_in_parts(life: Life, run: str, after: int, limit: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     while True:
