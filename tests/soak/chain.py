@@ -62,7 +62,7 @@ class Tally:
             f"seed {self.seed} ({kind}): {self.lives} lives, {self.kills} killed ({self.deaf} before an answer), "
             f"{self.operations} operations, {self.runs} runs, {self.deleted} deleted, {self.effects} effects, "
             f"at least {self.checkpoints} checkpoints, {self.commands['verify']} times verified, "
-            f"{self.commands['backup']} backups; answers: {people or 'none'}; finding: {self.finding or 'none'}"
+            f"{self.commands['backup']} backups and {self.commands['given up']} given up; answers: {people or 'none'}; finding: {self.finding or 'none'}"
         )
 
 

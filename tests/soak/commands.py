@@ -1,6 +1,7 @@
 """`rpcagent verify` and `backup` as processes of their own, on a store that a daemon owns, or several one after the other.
 
-Knows: that neither may find damage, whatever happens to the store meanwhile. Does not know: what happens to it.
+Knows: that neither may find damage, whatever happens to the store meanwhile, and that a backup may give up. Does not know:
+what happens to it.
 """
 
 from __future__ import annotations
@@ -41,16 +42,22 @@ class Beside:
         """There is none that still goes on."""
         return self._process is None or self._process.poll() is not None
 
-    def finish(self) -> None:
-        """Waits for it. Raises Finding."""
+    def finish(self) -> bool:
+        """Waits for it. False: a backup gave up, because the store changed faster than it could be copied, and left nothing.
+        Raises Finding."""
         process, self._process = self._process, None
         if process is None:
-            return
+            return True
         said, _ = process.communicate(timeout=WAIT_S)
         lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        errors = [line["error"] for line in lines if "error" in line]
+        if self._name == "backup" and [error["data"].get("errno") for error in errors] == ["ESTALE"]:
+            self.done["given up"] += 1
+            return False
         found = [line["finding"] for line in lines if line.get("finding", {}).get("severity", "note") != "note"]
         expect(process.returncode == 0 and not found, f"{self._name} is not content", found, said[-2_000:])
         self.done[self._name] += 1
+        return True
 
     def drop_copies(self) -> None:
         for number in range(1, self._copies + 1):

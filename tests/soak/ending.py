@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.process.wire_driver import Refused
-from tests.soak.model import Run, expect
+from tests.soak.model import Finding, Run, expect
 
 if TYPE_CHECKING:
     from tests.soak.chain import Chain
@@ -23,6 +23,7 @@ END_S = 60.0
 LEFT_OPEN = 3
 KEPT = 5
 COMPARED = 40
+ATTEMPTS = 3
 RIG = ("--checkpoint-every", "25", "--tidy-every", "60")
 
 
@@ -63,20 +64,24 @@ class AtLeast:
 
 
 def backup_beside(chain: Chain) -> tuple[AtLeast, Path]:
-    """While requests go on."""
+    """While requests go on, unless that is too much for it."""
     chain.beside.finish()
-    runs = chain.model.runs.values()
-    at_least = AtLeast(
-        seqs={run.key: run.seq for run in runs if run.run_id is not None and not run.deleted},
-        deleted=[run.key for run in runs if run.deleted],
-    )
-    copy = chain.beside.backup()
-    for _ in range(30):
-        chain.act()
-    while not chain.beside.ended():
-        chain.act()
-    chain.beside.finish()
-    return at_least, copy
+    for attempt in range(ATTEMPTS):
+        runs = chain.model.runs.values()
+        at_least = AtLeast(
+            seqs={run.key: run.seq for run in runs if run.run_id is not None and not run.deleted},
+            deleted=[run.key for run in runs if run.deleted],
+        )
+        copy = chain.beside.backup()
+        if attempt < ATTEMPTS - 1:
+            for _ in range(30):
+                chain.act()
+            while not chain.beside.ended():
+                chain.act()
+        chain.doing = "backup"
+        if chain.beside.finish():
+            return at_least, copy
+    raise Finding("a backup gives up while nobody asks for anything")
 
 
 def bring_to_the_end(chain: Chain) -> None:
