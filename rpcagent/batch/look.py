@@ -15,6 +15,7 @@ from rpcagent.batch.narrator import WORD_WIDTH, Narrator, Tone, ordinal
 from rpcagent.batch.questions import described
 from rpcagent.batch.session import Session, now, short_ids
 from rpcagent.batch.text import arguments, clock, goal_text, instant, one_line, result_summary, span, until, visible
+from rpcagent_client import RpcError
 
 Json = dict[str, Any]
 
@@ -32,7 +33,7 @@ def runs(session: Session, options: argparse.Namespace) -> int:
             session.desk.fact(run)
         return exits.DONE
     short = short_ids([run["runId"] for run in every])
-    rows = [_row(session, run, short[run["runId"]]) for run in chosen]
+    rows = [row for run in chosen if (row := _row(session, run, short[run["runId"]])) is not None]
     if rows:
         session.desk.table(("run", "status", "agent", "steps", "age", "waits for", "goal"), rows)
     else:
@@ -54,8 +55,14 @@ def _newest(wanted: list[Json]) -> list[Json]:
     return chosen
 
 
-def _row(session: Session, run: Json, short: str) -> tuple[list[object], Tone]:
-    shown = session.client.status(run["runId"])
+def _row(session: Session, run: Json, short: str) -> tuple[list[object], Tone] | None:
+    """None: it was deleted since it was listed."""
+    try:
+        shown = session.client.status(run["runId"])
+    except RpcError as error:
+        if error.code == "NOT_FOUND":
+            return None
+        raise
     age = span((now() - instant(run["startedAt"])).total_seconds()) if run.get("startedAt") else ""
     steps = shown.get("budget", {}).get("spent", {}).get("steps", "")
     goal = one_line(goal_text(shown.get("input")), 200)

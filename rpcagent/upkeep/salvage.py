@@ -123,7 +123,7 @@ def read_log(disk: Disk, base: Base | None, on_record: Callable[[record.Line], N
         _read_segment(disk, log, name, first, until, headers[name], on_record)
     log.segments = [name for name, _ in counted]
     if log.end.seq < log.watermark or (base is not None and not counted):
-        _missing_end(log, counted, after)
+        _missing_end(log, counted, after, head_is_known=head is not None)
     log.top = max(log.top, log.end.seq)
     return log
 
@@ -147,10 +147,13 @@ def _before(segment: tuple[str, int], headers: dict[str, _Header | None]) -> tai
     return tail.Position(first - 1, found[0].previous if found else 0, first - 1)
 
 
-def _missing_end(log: Log, counted: list[tuple[str, int]], after: int) -> None:
+def _missing_end(log: Log, counted: list[tuple[str, int]], after: int, *, head_is_known: bool) -> None:
     name = counted[-1][0] if counted else f"wal/{after + 1:016d}.jsonl"
     if not counted:
         log.damage.append(tail.damaged(name, 0, "the segments of the log are missing"))
+        if log.end.seq >= log.watermark and not head_is_known:
+            # They were there, and nothing tells how much stood in them.
+            log.holes.append(Hole(name, 0, log.end.seq + 1, log.end.seq + 1, sure=False))
     if log.end.seq < log.watermark and (not log.holes or log.holes[-1].last < log.watermark):
         log.holes.append(Hole(name, 0, log.end.seq + 1, log.watermark, sure=False))
 

@@ -62,6 +62,18 @@ def test_a_loss_is_told_and_needs_a_word_and_until_then_nothing_is_changed(store
     }
 
 
+def test_a_log_that_is_gone_with_its_watermark_is_a_loss_of_nobody_knows_how_much(store: Path):
+    shutil.rmtree(store / "wal")
+    (store / "HEAD").unlink()
+    before = fingerprint(store / "runs")
+    found = said("repair", "--store", store)
+    assert found.code == 1
+    assert "loss     wal/" in found.out
+    assert "--yes-lose" in found.out
+    assert fingerprint(store / "runs") == before
+    assert not (store / "HEAD").exists()
+
+
 def test_a_dry_run_says_the_same_and_takes_no_lock(store: Path):
     flip_a_record(store, 64)
     before = fingerprint(store)
