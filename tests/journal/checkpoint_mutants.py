@@ -21,7 +21,8 @@ class SomeSyncs(SimDisk):
     """Syncs of many names leave some out."""
 
     def left_out(self, name: str, files: Sequence[str]) -> bool:
-        raise NotImplementedError
+        """Each kind says which."""
+        return False
 
     def sync_many(self, files: Sequence[str], folders: Sequence[str]) -> None:
         kept = [name for name in files if not self.left_out(name, files)]

@@ -9,8 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.process.nursery import Nursery
+from tests.service.driver import CountingService
 
 from rpcagent_client import Client
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingService]:
+    """The other side: it counts what is done, in a process of its own."""
+    with CountingService(tmp_path_factory.mktemp("service") / "truth") as service:
+        yield service
+        service.release()
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """Starts rigged daemons quickly."""
+    with Nursery() as nursery:
+        yield nursery
 
 
 @pytest.fixture

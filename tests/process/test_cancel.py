@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,6 @@ from tests.process.wire_driver import Daemon
 from tests.service.driver import CountingService
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingService]:
-    with CountingService(tmp_path_factory.mktemp("service") / "truth") as service:
-        yield service
-        service.release()
 
 
 def in_mid_effect(daemon: Daemon, service: CountingService, operation: str) -> str:

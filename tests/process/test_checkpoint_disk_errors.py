@@ -30,12 +30,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingServic
         yield service
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
 @dataclass(frozen=True)
 class Failing:
     """`errno` is what `status` shows; None: nothing."""

@@ -28,12 +28,6 @@ ASK_FOR_EVER = ({"effect": "at_most_once", "do": "ask"},)
 HOUR_S = 3_600
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[CountingService]:
     with CountingService(tmp_path / "truth") as service:

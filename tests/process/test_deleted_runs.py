@@ -10,11 +10,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.process.calls import TALKER, start, verified
 from tests.process.nursery import Nursery
 from tests.process.outside import agent
 from tests.process.wire_driver import WAIT_S, Daemon, refused
@@ -23,35 +23,9 @@ from tests.upkeep.commands import damage, said
 
 pytestmark = pytest.mark.process
 
-TALKER: dict[str, Any] = {"model": {"script": [{"text": "done"}]}}
 SLOW = bool(os.environ.get("RPCAGENT_SLOW"))
 MANY, KEPT = 1_000, 100
 AT_ONCE = ("--checkpoint-every", "1", "--retry", "20")
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingService]:
-    with CountingService(tmp_path_factory.mktemp("service") / "truth") as service:
-        yield service
-        service.release()
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
-def start(daemon: Daemon, key: str, **more: Any) -> str:
-    run_id: str = daemon.call(
-        "start", **{"clientRequestId": key, "agent": TALKER, "input": "", "waitMs": 20_000} | more
-    )["runId"]
-    return run_id
-
-
-def verified(store: Path) -> None:
-    found = said("verify", "--replay", "--store", store, "--json")
-    assert (found.code, damage(found)) == (0, [])
 
 
 def rules(folder: Path, *said_of: str) -> tuple[str, ...]:

@@ -37,12 +37,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingServic
         yield service
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
 class Runs:
     """Payments by their keys, each with an operation of its own."""
 

@@ -10,7 +10,6 @@ import ctypes
 import json
 import os
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ from tests.service.driver import CountingService
 pytestmark = pytest.mark.process
 
 NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingService]:
-    with CountingService(tmp_path_factory.mktemp("service") / "truth") as service:
-        yield service
-        service.release()
 
 
 def fill(daemon: Daemon) -> None:

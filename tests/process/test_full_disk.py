@@ -32,12 +32,6 @@ MET = Counter({"start": 5, "of its own": 3 + 3 + 3 + 3, "step": 3, "approve": 1,
 NO_ROOM = {"code": "STORAGE", "retryable": True, "errno": "ENOSPC"}
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[CountingService]:
     with CountingService(tmp_path / "truth") as service:

@@ -37,12 +37,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingServic
         yield service
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
 def calls_in(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 

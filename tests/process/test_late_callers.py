@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.process.calls import question_of, start
 from tests.process.nursery import Nursery
 from tests.process.outside import agent, seen, step_of
 from tests.process.wire_driver import WAIT_S, Daemon, Refused, refused
@@ -24,41 +25,8 @@ from tests.service.driver import CountingService
 
 pytestmark = pytest.mark.process
 
-TALKER: dict[str, Any] = {"model": {"script": [{"text": "done"}]}}
 SLOW_STEPS = 300
 ASK_FOR_AN_HOUR = ({"effect": "at_most_once", "do": "ask", "expires": "1h"},)
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingService]:
-    with CountingService(tmp_path_factory.mktemp("service") / "truth") as service:
-        yield service
-        service.release()
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
-def start(daemon: Daemon, key: str, **more: Any) -> str:
-    run_id: str = daemon.call(
-        "start", **{"clientRequestId": key, "agent": TALKER, "input": "", "waitMs": 20_000} | more
-    )["runId"]
-    return run_id
-
-
-def question_of(daemon: Daemon, run_id: str) -> dict[str, Any]:
-    """The one open question, as params of `approve`."""
-    [asked] = daemon.call("status", runId=run_id)["approvals"]
-    return {"runId": run_id, "approvalId": asked["approvalId"], "digest": asked["digest"]}
-
-
-def write_raw(daemon: Daemon, text: str) -> dict[str, Any]:
-    ident = json.loads(text)["id"]
-    daemon.write(text.encode() + b"\n")
-    return daemon.answer(ident)
 
 
 # Questions

@@ -25,13 +25,6 @@ LOCK_TEXTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingService]:
-    with CountingService(tmp_path_factory.mktemp("service") / "truth") as service:
-        yield service
-        service.release()
-
-
 @contextmanager
 def owner(store: Path) -> Iterator[Daemon]:
     """A daemon that has the store by now."""

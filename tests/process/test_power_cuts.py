@@ -36,12 +36,6 @@ MANY_CUTS = 100
 CUTS_WITHOUT_SYNCS = 6
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[CountingService]:
     with CountingService(tmp_path / "truth") as service:

@@ -39,12 +39,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingServic
         yield service
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
 def records(store: Path) -> list[dict[str, Any]]:
     """The commits of the log, line by line, as the specification says."""
     lines = [line for file in sorted((store / "wal").glob("*.jsonl")) for line in file.read_bytes().splitlines()]

@@ -9,50 +9,24 @@ import os
 import shutil
 import signal
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.golden import looking
 from tests.process import disks
+from tests.process.calls import TALKER, start, verified
 from tests.process.nursery import Nursery
 from tests.process.outside import Seen, agent, seen
-from tests.process.wire_driver import Daemon, refused
+from tests.process.wire_driver import refused
 from tests.service.driver import CountingService
 from tests.upkeep.commands import damage, fingerprint, said
 
 pytestmark = pytest.mark.process
 
-TALKER: dict[str, Any] = {"model": {"script": [{"text": "done"}]}}
 SLOW = bool(os.environ.get("RPCAGENT_SLOW"))
 RACES = 20 if SLOW else 10
 AT_ONCE = ("--checkpoint-every", "1", "--retry", "20")
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingService]:
-    with CountingService(tmp_path_factory.mktemp("service") / "truth") as service:
-        yield service
-        service.release()
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
-def start(daemon: Daemon, key: str, **more: Any) -> str:
-    run_id: str = daemon.call(
-        "start", **{"clientRequestId": key, "agent": TALKER, "input": "", "waitMs": 20_000} | more
-    )["runId"]
-    return run_id
-
-
-def verified(store: Path) -> None:
-    found = said("verify", "--replay", "--store", store, "--json")
-    assert (found.code, damage(found)) == (0, [])
 
 
 # Two owners
