@@ -242,12 +242,12 @@ class FileArchive:
         return await self._look_up(look)
 
     def _due(self, run_id: str, reason: str) -> Due | None:
-        """The index only proposes: what the run's own files say counts. Damaged ones are kept."""
+        """The index only proposes: what the run's own files say counts. What cannot be read is kept."""
         try:
             state = runfiles.read_state(self._reader, run_id)
-        except (errors.StoreDamaged, errors.Incompatible):
+            heads = _decoded(run_id, state.summary) if state is not None else None
+        except (errors.StoreDamaged, errors.StorageError, errors.Incompatible):
             return None
-        heads = _decoded(run_id, state.summary) if state is not None else None
         if state is None or heads is None or heads.ended_at is None or heads.unresolved:
             return None
         return Due(run_id=run_id, heads=heads, reason=reason, size=state.size)
@@ -325,10 +325,11 @@ class FileArchive:
                 continue
             try:
                 state = runfiles.read_state(self._writer, run_id)
+                row = ended_row(run_id, state, _decoded(run_id, state.summary)) if state is not None else None
             except (errors.StoreDamaged, errors.StorageError, errors.Incompatible):
                 self._note(f"run {run_id} is not listed: its files cannot be used; `rpcagent verify` tells more")
                 continue
-            if state is not None and (row := ended_row(run_id, state, _decoded(run_id, state.summary))) is not None:
+            if row is not None:
                 yield row
 
     # Saving

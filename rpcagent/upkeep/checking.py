@@ -210,6 +210,10 @@ class Check:
             told.append(
                 Finding(severity="damage", what=what, file=manifest.FILE, remedy="`rpcagent repair` makes it anew")
             )
+        if self._manifest is None and not (told or log.segments or log.base.seq):
+            for name in filter(self._names, (runfiles.FOLDER, tombstones.FOLDER)):  # as an opening refuses it
+                what = "the files of runs are there but no log: the segments are missing"
+                told.append(Finding(severity="damage", what=what, file=name, remedy=_TRY + _REPAIR))
         spare = "a leftover, deleted at the next start or repair"
         told += [Finding(severity="note", what=spare, file=name) for name in (*log.leftovers, *log.unfinished)]
         if log.unfinished:
@@ -453,16 +457,10 @@ class Check:
             self._tell(Finding(severity="note", what=what, file="blobs"))
         for digest, run in sorted(self._referenced.items()):
             if digest not in there and not self._is_there(folder / digest):
-                what = f"a large output is missing: {digest}"
-                self._tell(
-                    Finding(
-                        severity="damage",
-                        what=what,
-                        file=f"blobs/{digest}",
-                        runs=[run],
-                        remedy="restore the file from a backup; nothing else can",
-                    )
-                )
+                self._tell(Finding(
+                    severity="damage", what=f"a large output is missing: {digest}", file=f"blobs/{digest}", runs=[run],
+                    remedy="restore the file from a backup; nothing else can",
+                ))  # fmt: skip
         spare = len(there - self._referenced.keys())
         if spare and not self._unread_tails:
             what = f"{spare} files that no run refers to; the daemon takes them away in time"
