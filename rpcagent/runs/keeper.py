@@ -235,9 +235,15 @@ class Keeper:
             except errors.StorageError:
                 pass  # the disk may be full, and what goes now makes room
         deleted = await self.collect()
-        await self._archive.remove([due.run_id for due in deleted])
         if self.deleted:
-            await self.checkpoint()
+            try:
+                await self.checkpoint()
+            except errors.StoragePoisoned:
+                raise
+            except errors.StorageError:
+                # Their files go with a checkpoint. Where there is no room for one, they go first.
+                await self._archive.remove(list(self.deleted))
+                await self.checkpoint()
         await self._collect_blobs()
         return deleted
 
