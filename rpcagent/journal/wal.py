@@ -196,7 +196,7 @@ class Wal:
         if may_rotate and self._size + len(blob) > self._segment_bytes and self._holds_records():
             self._rotate()
         try:
-            self._write(blob, may_rotate)
+            self._disk.write(self._segment, self._size, blob)
         except OSError as error:
             raise self._undo(error) from error
         self._sync(self._segment)
@@ -224,12 +224,16 @@ class Wal:
         Raises StorageError (errno): there is no mark, the log goes on, try again. StoragePoisoned as `append`."""
         if self.state == "poisoned":
             raise self.over()
+        before = self.state, self.errno
         try:
             self._check_ownership()
             # A segment of format 0 is closed even where it is empty: what follows a checkpoint says that it does.
             if self._holds_records() or self._format != record.FORMAT:
                 self._rotate()
+        except errors.StoragePoisoned:
+            raise
         except errors.StorageError:
+            self.state, self.errno = before  # who appends finds out for himself whether there is room
             raise
         except BaseException:
             self.poison("EINTR")
@@ -291,17 +295,6 @@ class Wal:
         if head is None or head.epoch != self.epoch:
             raise self.poison("ESTALE")
 
-    def _write(self, blob: bytes, may_rotate: bool) -> None:
-        try:
-            self._disk.write(self._segment, self._size, blob)
-        except OSError as error:
-            # The file may not become longer; another one may have room.
-            if error.errno != errno.EFBIG or not may_rotate or not self._holds_records():
-                raise
-            self._undo(error)
-            self._rotate()
-            self._disk.write(self._segment, self._size, blob)
-
     def _undo(self, cause: OSError) -> errors.StorageError:
         """Nothing of the batch was synced, none of it acknowledged: back to the last good end."""
         try:
@@ -312,9 +305,6 @@ class Wal:
         return self._full(cause)
 
     def _full(self, cause: OSError) -> errors.StorageError:
-        if cause.errno in {errno.EMFILE, errno.ENFILE}:  # the disk has room
-            name = _name_of(cause)
-            return errors.StorageError(f"No descriptor was left ({name}); nothing was recorded.", errno=name)
         self.state, self.errno = "full", _name_of(cause)
         return self._refuse()
 

@@ -69,7 +69,7 @@ class Keeper:
             with anyio.move_on_after(IDLE_S):
                 await self._supervisor.recorded_much(lambda: self.due)
             records = self._supervisor.tail_records
-            if self.due or (records == seen and records >= IDLE_RECORDS):
+            if self.due or (records == seen and records >= IDLE_RECORDS) or (records and self._has_no_room()):
                 await self._attempt(self.checkpoint)
                 if self.trouble is not None:
                     await anyio.sleep(AGAIN_S)
@@ -77,6 +77,10 @@ class Keeper:
             if anyio.current_time() - tidied >= TIDY_S:
                 await self._attempt(self.tidy)
                 tidied = anyio.current_time()
+
+    def _has_no_room(self) -> bool:
+        """The file of the log may not become longer. A checkpoint begins another one."""
+        return self._supervisor.journal.health().get("errno") == "EFBIG"
 
     async def finish(self) -> None:
         """At an orderly end: the next start does not read what this process did not get to move."""

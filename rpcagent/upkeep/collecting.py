@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 
 from rpcagent import errors
 from rpcagent.batch import exits
@@ -30,6 +31,7 @@ from rpcagent.policy.retention import Retention, due
 from rpcagent.runs import summary
 from rpcagent.runs.decide import Rules
 from rpcagent.runs.ports import Archive, Clock, Journal
+from rpcagent.runs.summary import Summary
 from rpcagent.runs.supervisor import Supervisor
 from rpcagent.store import look_at_store, open_store, utc
 from rpcagent.tools.registry import Registry
@@ -80,8 +82,11 @@ async def _look(place: Place, rules: Retention) -> tuple[list[Gone], list[tuple[
     rows: dict[str, Ended] = {}
     needed: set[str] = set()
     disk = place.disk()
-    for run_id, state in _states(disk):
-        heads = summary.decode(state.summary)
+    whole = all(actor.failed is None for actor in store.supervisor.actors.values())
+    for run_id, state, heads in _states(disk):
+        if state is None or heads is None:
+            whole = False  # what it refers to is not known
+            continue
         needed.update(heads.blobs)
         if (row := ended_row(run_id, state, heads)) is not None:
             rows[run_id] = row
@@ -100,10 +105,11 @@ async def _look(place: Place, rules: Retention) -> tuple[list[Gone], list[tuple[
     needed -= {blob for run_id, _, _ in gone for blob in rows[run_id].blobs}
     needed |= {blob for run_id, row in rows.items() if run_id not in {run for run, _, _ in gone} for blob in row.blobs}
     # What only a step under way refers to is younger than the grace time.
-    return gone, Blobs(place.store / "blobs").collect(needed, now=time.time(), dry_run=True)
+    return gone, [] if not whole else Blobs(place.store / "blobs").collect(needed, now=time.time(), dry_run=True)
 
 
-def _states(disk: RealDisk) -> Iterator[tuple[str, runfiles.State]]:
+def _states(disk: RealDisk) -> Iterator[tuple[str, runfiles.State | None, Summary | None]]:
+    """Of all runs that have files, what these say; None of both for one whose files cannot be used."""
     try:
         names = disk.names(runfiles.FOLDER)
     except FileNotFoundError:
@@ -111,10 +117,12 @@ def _states(disk: RealDisk) -> Iterator[tuple[str, runfiles.State]]:
     for run_id in filter(runfiles.names_a_run, names):
         try:
             state = runfiles.read_state(disk, run_id)
-        except (errors.StoreDamaged, errors.StorageError, errors.Incompatible):
-            continue  # what is damaged is kept
+            heads = summary.decode(state.summary) if state is not None else None
+        except (errors.StoreDamaged, errors.StorageError, errors.Incompatible, msgspec.DecodeError):
+            yield run_id, None, None
+            continue
         if state is not None:
-            yield run_id, state
+            yield run_id, state, heads
 
 
 async def _collect(place: Place, rules: Retention) -> tuple[list[Gone], list[tuple[str, int]]]:

@@ -432,6 +432,20 @@ async def test_a_checkpoint_that_is_cut_off_after_it_carried_records_along_leave
         assert life.counts == {"completed": 2}
 
 
+async def test_retention_lets_a_run_go_whose_key_is_not_given_any_more(disk: OnDisk):
+    old, new = Key(b"o" * 32), Key(b"n" * 32)
+    for ring in (KeyRing(old), KeyRing(new, old)):
+        disk.sealing = lambda store_id, ring=ring: seal.AesGcm(ring, store_id)
+        async with disk.life() as life:
+            await life.start(ring.kids[0])
+            await life.keeper.checkpoint()
+    disk.sealing = lambda store_id: seal.AesGcm(KeyRing(new), store_id)
+    disk.retention = AT_ONCE
+    async with disk.life() as life:
+        assert {due.run_id for due in await life.keeper.tidy()} == {life.identity(old.kid), life.identity(new.kid)}
+        assert life.counts == {}
+
+
 # Openings that fail, starts that are refused
 
 

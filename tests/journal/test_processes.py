@@ -92,18 +92,8 @@ def test_a_second_process_is_refused_and_takes_over_when_the_first_is_killed_s0_
             assert next(lines(third))["epoch"] == 2
 
 
-def test_at_a_file_size_limit_the_log_goes_on_in_another_segment(tmp_path: Path) -> None:
+def test_at_a_file_size_limit_the_batch_is_undone_and_the_log_goes_on_f024(tmp_path: Path) -> None:
     with writer(tmp_path, "9000") as process:
-        said = lines(process)
-        next(said)
-        assert [next(said) for _ in range(60)] == [{"durable": 3 * number} for number in range(1, 61)]
-    sizes = [path.stat().st_size for path in (tmp_path / "wal").glob("*.jsonl")]
-    assert len(sizes) > 3
-    assert max(sizes) <= 9000
-
-
-def test_a_batch_above_the_file_size_limit_is_undone_and_the_log_goes_on_f024(tmp_path: Path) -> None:
-    with writer(tmp_path, "1000") as process:
         said = lines(process)
         next(said)
         durable = 0
