@@ -15,7 +15,7 @@ from rpcagent import errors
 from rpcagent.journal import disk as disks
 from rpcagent.journal import manifest, record
 from rpcagent.store import LATEST, SystemClock
-from tests.process.wire_driver import WAIT_S, Daemon
+from tests.process.wire_driver import WAIT_S, Daemon, Refused
 from tests.runs.on_disk import OnDisk
 
 TALKER: dict[str, Any] = {"model": {"script": [{"text": "done"}]}}
@@ -135,13 +135,21 @@ def test_a_daemon_with_64_descriptors_makes_its_checkpoints(tmp_path: Path):
 
 
 @pytest.mark.process
-def test_a_file_size_limit_below_the_thresholds_of_a_checkpoint_stops_no_start(tmp_path: Path):
+def test_a_file_size_limit_below_the_thresholds_of_a_checkpoint_is_met_by_one_and_stops_nobody_for_good(tmp_path: Path):
     def short() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
+    met = 0
     with Daemon(tmp_path / "store", before_exec=short) as daemon:
         daemon.listen()
-        for number in range(30):
-            daemon.call("start", clientRequestId=f"k{number}", agent=TALKER, input="y" * 60_000)
+        for number in range(20):
+            params = {"clientRequestId": f"k{number}", "agent": TALKER, "input": "y" * 60_000}
+            try:
+                daemon.call("start", **params)
+            except Refused as refusal:
+                assert refusal.data == {"code": "STORAGE", "retryable": True, "errno": "EFBIG"}
+                met += 1
+                daemon.once_not("STORAGE", "start", **params)
         assert daemon.call("status")["journal"]["state"] == "ok"
+        assert met == 1
         assert daemon.stop() == 0

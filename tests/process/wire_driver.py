@@ -171,12 +171,12 @@ class Daemon:
             self.take(self.message(_left(end)))
         return shown
 
-    def once_not(self, code: str, timeout: float = WAIT_S) -> dict[str, Any]:
-        """The daemon's status, asked for again (at most 20 times a second) as long as it is refused with this word."""
+    def once_not(self, code: str, method: str = "status", timeout: float = WAIT_S, **params: Any) -> dict[str, Any]:
+        """The answer of a method, asked again (at most 20 times a second) as long as it is refused with this word."""
         end = time.monotonic() + timeout
         while True:
             try:
-                return self.call("status")
+                return self.call(method, **params)
             except Refused as refusal:
                 assert refusal.code == code, refusal
                 assert refusal.data["retryable"] is True
