@@ -351,6 +351,7 @@ class Check:
             for line in self._tails.get(run, ()):
                 if line.first > filed:
                     folded.line(line)
+                    filed = line.first + line.count - 1  # it may have been recorded twice, by an interrupted checkpoint
             if folded.trouble is not None:
                 self._tell(folded.trouble)
 

@@ -77,8 +77,8 @@ def story_of(disk: Disk, snapshot: Snapshot, entries: Iterable[Entry], run: str)
     event = filed = held[0].last_seq if held else 0
     numbers = {}
     for entry in entries:
-        if entry.run != run or entry.first + entry.count - 1 <= filed:
-            continue
+        if entry.run != run or entry.first + entry.count - 1 <= event:
+            continue  # a checkpoint that was interrupted has filed it, or has recorded it again
         if entry.first != event + 1:
             raise runfiles.damaged(run, "the log", 0, f"event {event + 1} is missing before record {entry.seq}")
         event = entry.first + entry.count - 1

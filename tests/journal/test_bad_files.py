@@ -25,6 +25,7 @@ from rpcagent.runs import roster
 from rpcagent.runs.outcomes import ToolReply
 from rpcagent.upkeep.collecting import _idle
 from tests.runs.on_disk import Life, OnDisk
+from tests.upkeep.commands import said
 
 pytestmark = pytest.mark.anyio
 AT_ONCE = Retention((RetentionRule(after_ms=0),))
@@ -403,7 +404,7 @@ async def test_records_of_a_damaged_run_are_carried_along_and_hold_up_no_checkpo
 
 
 async def test_a_checkpoint_that_is_cut_off_after_it_carried_records_along_leaves_each_of_them_once(
-    disk: OnDisk, monkeypatch: pytest.MonkeyPatch
+    disk: OnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     async with disk.life() as life:
         run = await life.start("waits", "bank.pay")
@@ -423,6 +424,15 @@ async def test_a_checkpoint_that_is_cut_off_after_it_carried_records_along_leave
                 patch.setattr(life.archive, "save", cut)
                 await life.keeper.checkpoint()
     (folder(disk, run) / "state.json").write_bytes(state)
+    for words in (
+        ["verify", "--replay"],
+        ["export", run, tmp_path / "run.jsonl"],
+        ["log", "--run", run],
+        ["backup", tmp_path / "copy"],
+    ):
+        found = said(*words, "--store", disk.folder)
+        assert (found.code, found.err if found.code else "") == (0, ""), words
+    assert said("verify", "--replay", "--store", tmp_path / "copy").code == 0
     async with disk.life() as life:
         actor = await life.settled(run)
         assert actor.state is not None
