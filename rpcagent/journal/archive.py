@@ -223,9 +223,18 @@ class FileArchive:
                 if len(rows) < wanted:
                     break
                 begin = rows[-1].place + 1
-            return [(row.run, opened_summary(self._seal, row.run, row.summary)) for row in found]
+            return [(row.run, self._listed(row)) for row in found]
 
         return await self._look_up(page)
+
+    def _listed(self, row: Ended) -> Summary:
+        """Heads are readable without a key, so a run that none opens is no reason to show no other."""
+        try:
+            return opened_summary(self._seal, row.run, row.summary)
+        except (errors.Incompatible, errors.StoreDamaged) as error:
+            heads = _decoded(row.run, row.summary)
+            view = {"runId": row.run, "status": heads.status, "lastSeq": heads.last_seq, "damaged": error.message}
+            return replace(heads, body=Raw(msgspec.json.encode({"view": view, "attention": []})))
 
     async def due(self, now: datetime) -> list[Due]:
         if not self._any or not self._retention.rules:

@@ -3,8 +3,8 @@
 Knows: the two forms of a sealed payload, where it belongs, and which key opens it. Does not know: where keys come from
 (`keys`), files, or what a payload means.
 
-Heads stay readable (run ids, numbers, kinds, status, labels) and checksums are over the sealed bytes, so recovery, the check
-of a store and retention need no key.
+Heads stay readable (run ids, numbers, kinds, status, labels) and checksums are over the sealed bytes, so the log is recovered
+and a store is checked without a key.
 
 **The forms.** A JSON payload becomes the JSON value `{"kid":"<8 hex>","n":"<40 base64>","x":"<base64>"}`, members in this
 order and without white space; bytes become `MAGIC`, a byte 1, 4 bytes of kid, 30 bytes of `n`, and the rest. `n` is a
