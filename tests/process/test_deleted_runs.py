@@ -58,9 +58,13 @@ def test_of_1000_ended_runs_the_newest_100_stay_and_what_waits_stays_however_old
             for n in range(MANY)
         ]
         daemon.write(b"".join(line for _, line in sent))
-        ended = [daemon.result(ident)["run"] for ident, _ in sent]
+        begun = [daemon.result(ident)["runId"] for ident, _ in sent]  # fewer than all may wait for their ends
+        for run_id in begun:
+            daemon.until(run_id, lambda shown: shown["run"]["status"] == "completed")
+        ended = daemon.call("list", status=["completed"], limit=1_000)["runs"]
+        assert len(ended) == MANY
         assert daemon.stop() == 0
-    newest = sorted(ended, key=lambda run: (run["updatedAt"], sent[ended.index(run)][0]))[-KEPT:]
+    newest = sorted(ended, key=lambda run: (run["updatedAt"], ended.index(run)))[-KEPT:]
     with nursery.daemon(store, *config, rig=(*AT_ONCE, "--tidy-every", "20")) as daemon:
         until_kept(daemon, KEPT)
         listed = daemon.call("list", limit=1_000)["runs"]
