@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-import msgspec
 
 from rpcagent import __version__, errors
 from rpcagent.journal import checkpoint, reading, reserve, seal, tail
@@ -229,11 +228,10 @@ def _opened(entries: Iterable[Entry], opening: seal.Seal) -> list[tuple[str, Rec
 def _take_in(supervisor: Supervisor, keeper: Keeper, manifest: Manifest, opening: seal.Seal) -> None:
     try:
         supervisor.known_until = datetime.fromisoformat(manifest.at).astimezone(UTC)
-        live = [(run_id, opened_summary(opening, run_id, raw)) for run_id, raw in manifest.live.items()]
-    except (msgspec.DecodeError, ValueError, OverflowError) as error:
+    except (ValueError, OverflowError) as error:
         raise tail.too_new(None, FILE, 0, manifest.app) from error
     supervisor.roster.places = manifest.places
     keeper.ended.update(manifest.ended)
     supervisor.roster.counts.update(manifest.ended)
-    for run_id, heads in live:
-        supervisor.park(run_id, heads)
+    for run_id, raw in manifest.live.items():
+        supervisor.park(run_id, opened_summary(opening, run_id, raw))

@@ -36,6 +36,7 @@ from rpcagent.journal.known import Known
 from rpcagent.journal.manifest import Header, Manifest, TombstoneFile
 from rpcagent.journal.runfiles import Line, State
 from rpcagent.journal.tombstones import Named, Tombstones
+from rpcagent.journal.trim import trim
 from rpcagent.journal.wal import Mark
 from rpcagent.policy.retention import Retention, due
 from rpcagent.runs import summary
@@ -120,6 +121,7 @@ class FileArchive:
         if self._found is not None:
             self._checkpointer.sweep(self._found)
             self._found = None
+            trim()  # the manifest was read whole
         if self._known is None:
             found = list(filter(runfiles.names_a_run, self._names(runfiles.FOLDER)))
             # One that lost its files is among them too: its key must not begin a fresh run.
@@ -384,6 +386,7 @@ class FileArchive:
         if self._known is not None:
             self._known.add(one.run_id for one in checkpoint.filed)
         self._seq, self._ended, self._any = mark.seq, header.ended, True
+        trim()  # of what the checkpoint before let go
 
     def _changes(self, checkpoint: Checkpoint) -> Iterator[Change]:
         for one in checkpoint.filed:
