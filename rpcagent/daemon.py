@@ -51,7 +51,6 @@ EXIT_POISONED = 70
 
 GRACE_MS = 5_000
 LOCK_RETRY_S = 1.0
-LOOK_S = 0.1
 MAX_IN_FLIGHT = 1_024
 MAX_WAITING = 768
 MAX_BATCH = 100
@@ -95,7 +94,6 @@ class Daemon:
         self._registry: Registry | None = None
         self._agents: Agents | None = None
         self._lock: StoreLock | None = None
-        self._taken_away, self._held_until = False, 0.0
         self._catalog = Catalog(on_fault=self._fault)
 
     async def serve(self) -> int:
@@ -357,7 +355,7 @@ class Daemon:
     def _health(self) -> dict[str, Any]:
         store = self._store
         journal = store.journal.health() if store is not None else {}
-        if self._is_taken_away() and journal.get("state") != "poisoned":
+        if self._lock is not None and not self._lock.held() and journal.get("state") != "poisoned":
             journal |= {"state": "poisoned", "errno": "ESTALE"}  # it was taken away; the next commit would find out
         return {
             "status": "ok" if journal.get("state") == "ok" else journal.get("state", "closed"),
@@ -369,14 +367,6 @@ class Daemon:
             "checkpoint": store.keeper.health() if store is not None else {},
             "droppedLogLines": self._log.dropped,
         }
-
-    def _is_taken_away(self) -> bool:
-        """Whether the store is another one than at the start. Looked at a few times a second, however often it is asked."""
-        now = time.monotonic()
-        if self._lock is not None and now >= self._held_until:
-            self._taken_away = not self._lock.held()
-            self._held_until = now + LOOK_S
-        return self._taken_away
 
     # Ending
 
