@@ -7,7 +7,6 @@ kill -9 is the normal case: nothing that is right depends on what happens here a
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import signal
@@ -169,7 +168,7 @@ class Daemon:
             return error
         except OSError as error:
             why = os.strerror(error.errno or 0)
-            name = errno.errorcode.get(error.errno or 0, "EIO")
+            name = errors.name_of(error)
             return errors.StorageError(f"the store {store} cannot be used: {why}", errno=name)
         return None
 

@@ -9,7 +9,13 @@ catches to one of these, and only the log on standard error sees the original.
 
 from __future__ import annotations
 
+import errno
 from typing import Any, ClassVar
+
+
+def name_of(error: OSError) -> str:
+    """The name of its errno, as `data.errno` has it; EIO for one without."""
+    return errno.errorcode.get(error.errno or 0, "EIO")
 
 
 class RpcAgentError(Exception):

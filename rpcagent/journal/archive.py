@@ -10,7 +10,6 @@ own, and the event loop waits for neither.
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -426,7 +425,7 @@ class FileArchive:
         except FileNotFoundError:
             return []
         except OSError as error:
-            name = errno.errorcode.get(error.errno or 0, "EIO")
+            name = errors.name_of(error)
             raise errors.StorageError(f"The names in {folder} cannot be read ({name}).", errno=name) from error
 
     async def _off_loop(self, work: Callable[..., T], *args: Any) -> T:

@@ -212,5 +212,5 @@ def _damaged(file: str, reason: str) -> errors.StoreDamaged:
 
 
 def _storage(error: OSError, what: str) -> errors.StorageError:
-    name = errno.errorcode.get(error.errno or 0, "EIO")
+    name = errors.name_of(error)
     return errors.StorageError(f"{what} ({name}).", errno=name)

@@ -21,7 +21,6 @@ every step is durable before the next one begins, and the manifest comes after a
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import re
 from bisect import bisect_left
@@ -75,7 +74,7 @@ def read_manifest(disk: Disk) -> Manifest | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        found = _name_of(error)
+        found = errors.name_of(error)
         raise errors.StorageError(f"{manifest.FILE} cannot be read ({found}).", errno=found) from error
     return manifest.decode(data)
 
@@ -123,7 +122,7 @@ class Checkpointer:
             index()
             self._write_manifest(mark, header, live)
         except OSError as error:
-            name = _name_of(error)
+            name = errors.name_of(error)
             raise errors.StorageError(f"The checkpoint cannot be made ({name}).", errno=name) from error
         self._owed.clear()
         with contextlib.suppress(errors.StorageError):
@@ -142,7 +141,7 @@ class Checkpointer:
         try:
             dead = self._dead(found)
         except OSError as error:
-            name = _name_of(error)
+            name = errors.name_of(error)
             raise errors.StorageError(f"The tombstones cannot be read ({name}).", errno=name) from error
         return self._delete(found.base.seq, found, dead)
 
@@ -270,7 +269,7 @@ class Checkpointer:
             raise  # no descriptor was left: the steps before count for nothing, and are done again
         except OSError as error:
             # Never again: the pages may be marked as clean by now, and a second sync would lie.
-            raise self._poison(_name_of(error)) from error
+            raise self._poison(errors.name_of(error)) from error
 
     def _poison(self, name: str) -> errors.StoragePoisoned:
         self._poisoned = name
@@ -330,7 +329,7 @@ class Checkpointer:
         except FileNotFoundError:
             return []
         except OSError as error:
-            found = _name_of(error)
+            found = errors.name_of(error)
             raise errors.StorageError(f"The names in {folder} cannot be read ({found}).", errno=found) from error
 
     def _gone(self, delete: Callable[[str], None], name: str) -> bool:
@@ -377,7 +376,3 @@ def _buried(run: str, graves: list[list[bytes]]) -> bool:
         if place < len(grave) and grave[place] == identity:
             return True
     return False
-
-
-def _name_of(error: OSError) -> str:
-    return errno.errorcode.get(error.errno or 0, "EIO")

@@ -305,7 +305,7 @@ class StoreLock:
                     return cls(path, descriptor)
                 os.close(descriptor)  # we locked a file that someone has just replaced
         except OSError as error:
-            name = errno.errorcode.get(error.errno or 0, "EIO")
+            name = errors.name_of(error)
             raise errors.StorageError(f"The store cannot be locked ({name}).", errno=name) from error
         raise errors.StorageError("The lock file keeps changing.", errno="ESTALE")
 

@@ -14,7 +14,6 @@ SQLite is imported by the first `Index`, so a process that opens none does not p
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import zlib
 from datetime import UTC, datetime, timedelta
@@ -432,7 +431,7 @@ def _translated() -> Iterator[None]:
     except UnicodeDecodeError as error:  # damaged text, or a complaint that quotes it
         raise IndexUnusable("its text is none") from error
     except OSError as error:
-        name = errno.errorcode.get(error.errno or 0, "EIO")
+        name = errors.name_of(error)
         raise errors.StorageError(f"The index cannot be opened ({name}).", errno=name) from error
 
 

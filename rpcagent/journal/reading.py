@@ -13,7 +13,6 @@ checkpoints and deletes. Does not know: what a body or a summary says, or what i
 
 from __future__ import annotations
 
-import errno
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -219,7 +218,7 @@ def segments_of(disk: Disk) -> list[tuple[str, int]]:
 
 def unreadable(name: str, error: OSError) -> errors.StorageError:
     """What to raise where `name` cannot be read: that says nothing about what is there."""
-    found = errno.errorcode.get(error.errno or 0, "EIO")
+    found = errors.name_of(error)
     return errors.StorageError(f"{name} cannot be read ({found}).", errno=found)
 
 

@@ -9,7 +9,6 @@ interrupted, is still in the log, and is never read. Damage here is damage of th
 
 from __future__ import annotations
 
-import errno
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -376,5 +375,5 @@ def _asked(name: str, read: Callable[[], bytes]) -> bytes:
     except NotADirectoryError as error:
         raise FileNotFoundError(error.errno, error.strerror) from error
     except OSError as error:
-        found = errno.errorcode.get(error.errno or 0, "EIO")
+        found = errors.name_of(error)
         raise errors.StorageError(f"{name} cannot be read ({found}).", errno=found) from error

@@ -9,7 +9,6 @@ first question.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import re
 import threading
@@ -69,7 +68,7 @@ def read(disk: Disk, file: Named) -> bytes:
     except FileNotFoundError:
         raise _damaged(name, "the file is missing") from None
     except OSError as error:
-        found = errno.errorcode.get(error.errno or 0, "EIO")
+        found = errors.name_of(error)
         raise errors.StorageError(f"{name} cannot be read ({found}).", errno=found) from error
     if len(data) != file.count * ID_BYTES:
         raise _damaged(name, f"it has {len(data)} bytes, and {file.count * ID_BYTES} were written")

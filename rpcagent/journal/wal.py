@@ -27,7 +27,6 @@ What makes that hold:
 from __future__ import annotations
 
 import contextlib
-import errno
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -131,7 +130,7 @@ class Wal:
         try:
             wal._recover(draw_store_id, at, base, store_id, least_epoch)
         except OSError as error:
-            name = _name_of(error)
+            name = errors.name_of(error)
             raise errors.StorageError(f"The store cannot be opened ({name}); nothing was lost.", errno=name) from error
         wal._reserve = Reserve(disk, reserve_bytes)
         wal._reserve.take()
@@ -150,7 +149,7 @@ class Wal:
             try:
                 data = self._disk.read(name)
             except OSError as error:
-                found = _name_of(error)
+                found = errors.name_of(error)
                 raise errors.StorageError(f"{name} cannot be read ({found}).", errno=found) from error
             yield from tail.scan(name, data, at, until, None).entries
         yield from last
@@ -250,7 +249,7 @@ class Wal:
                 self._disk.sync("HEAD")
                 self.syncs += 1
             except OSError as error:
-                self.errno = _name_of(error)
+                self.errno = errors.name_of(error)
         self.state = "poisoned"
         for name in (self._segment, "HEAD", _FOLDER, ""):
             self._disk.release(name)
@@ -288,7 +287,7 @@ class Wal:
         try:
             seen = self._disk.read_at("HEAD", 0, 2 * record.SLOT)
         except OSError as error:
-            raise self.poison(_name_of(error)) from error
+            raise self.poison(errors.name_of(error)) from error
         if seen == self._head_bytes:
             return
         head, _ = record.read_head(seen)
@@ -300,12 +299,12 @@ class Wal:
         try:
             self._disk.truncate(self._segment, self._size)
         except OSError as error:
-            raise self.poison(_name_of(error)) from cause
+            raise self.poison(errors.name_of(error)) from cause
         self._sync(self._segment)
         return self._full(cause)
 
     def _full(self, cause: OSError) -> errors.StorageError:
-        self.state, self.errno = "full", _name_of(cause)
+        self.state, self.errno = "full", errors.name_of(cause)
         return self._refuse()
 
     def _refuse(self) -> errors.StorageError:
@@ -316,14 +315,14 @@ class Wal:
             (self._disk.sync_full if full else self._disk.sync)(name)
         except OSError as error:
             # Never again: the pages may be marked as clean by now, and a second sync would lie.
-            raise self.poison(_name_of(error)) from error
+            raise self.poison(errors.name_of(error)) from error
         self.syncs += 1
 
     def _syncdir(self, folder: str) -> None:
         try:
             self._disk.syncdir(folder)
         except OSError as error:
-            raise self.poison(_name_of(error)) from error
+            raise self.poison(errors.name_of(error)) from error
         self.syncs += 1
 
     def _holds_records(self) -> bool:
@@ -359,7 +358,7 @@ class Wal:
             self._disk.rename(draft, name)
         except OSError as error:
             # Whether it has its name is not known. If it has, what the old segment takes from now on is superseded.
-            raise self.poison(_name_of(error)) from error
+            raise self.poison(errors.name_of(error)) from error
         self._segment, self._size, self._format = name, len(content), record.FORMAT
         self._syncdir(_FOLDER)
         self.bytes_written += len(content)
@@ -440,7 +439,3 @@ class Wal:
         self._write_head(record.Head(epoch, self._at.seq, self._at.checksum))
         self._sync("HEAD", full=True)
         self._syncdir("")
-
-
-def _name_of(error: OSError) -> str:
-    return errno.errorcode.get(error.errno or 0, "EIO")

@@ -88,10 +88,10 @@ class Mark(Protocol):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in the files of runs once it is saved. `live`: every run that has not ended and has files, those of `filed`
-    included, with the bytes of its summary's body. `places`: the next free place. `ended`: counts by status of the runs that
-    ended and are kept. `deleted`: runs whose deletion is in the log. `carried`: runs whose files are damaged: what the log holds of them was
-    recorded again behind the mark. `at`: the latest instant that any event has."""
+    """What is in the files of runs once it is saved. `live`: every run that has files and is live (`Summary.live`), those of
+    `filed` included, with the bytes of its summary's body. `places`: the next free place. `ended`: counts by status of the runs
+    that are not live and are kept. `deleted`: runs whose deletion is in the log. `carried`: runs whose files are damaged: what
+    the log holds of them was recorded again behind the mark. `at`: the latest instant that any event has."""
 
     at: datetime
     places: int

@@ -113,8 +113,8 @@ class Supervisor:
             self._arm(run_id, heads.wake)
 
     async def replay(self, records: Iterable[tuple[str, Recorded]]) -> None:
-        """Folds the records of the log that no checkpoint covers, oldest first. What cannot be folded stops that run alone;
-        its records are kept as they are. Raises StorageError where the files of a run cannot be read just now."""
+        """Folds the records of the log that no checkpoint covers, oldest first. What cannot be folded, or
+        whose files cannot be read, stops that run alone; its records are kept as they are."""
         tails: dict[str, list[Recorded]] = {}
         for run_id, record in records:
             tails.setdefault(run_id, []).append(record)

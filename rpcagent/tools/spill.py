@@ -8,12 +8,13 @@ durable, which is `Blobs`; nor what the command was.
 from __future__ import annotations
 
 import codecs
-import errno
 import hashlib
 from typing import Protocol
 
 import anyio.to_thread
 import msgspec
+
+from rpcagent import errors
 
 OUTPUT_BYTES = 64 * 1024 * 1024
 HEAD_BYTES = 24 * 1024
@@ -147,7 +148,7 @@ class Output:
 
     def _give_up(self, error: OSError) -> None:
         """The command goes on: what it does matters more than what it says."""
-        self.trouble = errno.errorcode.get(error.errno or 0, "EIO")
+        self.trouble = errors.name_of(error)
         self.close()
 
 

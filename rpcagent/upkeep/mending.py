@@ -18,7 +18,6 @@ bad files are still there, the next repair finds all records in the log, and tak
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -52,7 +51,7 @@ def mend(
     try:
         return _Mender(disk, found, now).mend(stamp, report, index)
     except OSError as error:
-        name = errno.errorcode.get(error.errno or 0, "EIO")
+        name = errors.name_of(error)
         raise errors.StorageError(f"The repair did not get through ({name}); run it again.", errno=name) from error
 
 
