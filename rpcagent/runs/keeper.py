@@ -34,7 +34,6 @@ FIRST_TIDY_S = 30.0
 """What retention lets go is deleted so often, and for the first time so soon after a start."""
 AGAIN_S = 30.0
 """After a checkpoint that could not be written."""
-NO_ROOM = frozenset({"ENOSPC", "EDQUOT"})
 _SLICE = 64
 
 
@@ -245,9 +244,7 @@ class Keeper:
                 await self.checkpoint()
             except errors.StoragePoisoned:
                 raise
-            except errors.StorageError as error:
-                if error.details.get("errno") not in NO_ROOM:
-                    raise
+            except errors.StorageError:
                 # Their files go with a checkpoint. Where there is no room for one, they go first.
                 await self._archive.remove(list(self.deleted))
                 await self.checkpoint()
