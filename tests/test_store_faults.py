@@ -4,7 +4,6 @@ a process that may open few files, or write only short ones. S0-34, F025."""
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +14,7 @@ from rpcagent import errors
 from rpcagent.journal import disk as disks
 from rpcagent.journal import manifest, record
 from rpcagent.store import LATEST, SystemClock
-from tests.process.wire_driver import WAIT_S, Daemon, Refused
+from tests.process.wire_driver import Daemon, Refused
 from tests.runs.on_disk import OnDisk
 
 TALKER: dict[str, Any] = {"model": {"script": [{"text": "done"}]}}
@@ -127,9 +126,7 @@ def test_a_daemon_with_64_descriptors_makes_its_checkpoints(tmp_path: Path):
         daemon.write(b"".join(line for _, line in sent))
         for ident, _ in sent:
             daemon.result(ident)
-        end = time.monotonic() + WAIT_S
-        while not (shown := daemon.call("status"))["checkpoint"]["made"]:
-            assert time.monotonic() < end, shown
+        shown = daemon.once(lambda health: health["checkpoint"]["made"] > 0)
         assert (shown["journal"]["state"], "trouble" in shown["checkpoint"]) == ("ok", False)
         assert daemon.stop() == 0
 

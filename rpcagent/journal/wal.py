@@ -174,11 +174,8 @@ class Wal:
         stays full."""
         if self.state == "poisoned":
             raise self.over()
-        why = self.errno
         self._reserve.give_back()  # what it held may have been given back before, and not be used up
         self._try(items, may_rotate=False)
-        if self._reserve.spent:
-            self.state, self.errno = "full", why
 
     def _try(self, items: Sequence[Item], *, may_rotate: bool) -> None:
         try:
@@ -207,7 +204,9 @@ class Wal:
         self.tail_bytes += len(blob)
         for item in items:
             self.run_ends[item.run] = item.first + item.count - 1
-        self.state, self.errno, self._greeting = "ok", None, None
+        self._greeting = None
+        if not self._reserve.spent:
+            self.state, self.errno = "ok", None
         self._put_head()
 
     @property

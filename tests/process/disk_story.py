@@ -9,8 +9,6 @@ that is asked about and denied after a restart, one whose question stays open, a
 
 from __future__ import annotations
 
-import select
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -72,11 +70,8 @@ class Story:
 
     def stop(self, daemon: Daemon) -> None:
         """Cleanly, when no checkpoint is due any more."""
-        end = time.monotonic() + WAIT_S
-        while (checkpoint := daemon.call("status")["checkpoint"])["tailRecords"] >= CHECKPOINT_EVERY:
-            assert time.monotonic() < end, checkpoint
-            select.select([daemon._out()], [], [], 0.01)
-        assert "trouble" not in checkpoint
+        health = daemon.once(lambda health: health["checkpoint"]["tailRecords"] < CHECKPOINT_EVERY)
+        assert "trouble" not in health["checkpoint"]
         assert daemon.stop() == 0
 
     def until_death(self, tell: Callable[[Daemon], None], daemon: Daemon) -> None:

@@ -4,9 +4,7 @@ the process, and what cannot be read just now is neither missing nor damaged. F0
 
 from __future__ import annotations
 
-import select
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 from tests.process.nursery import Nursery
 from tests.process.outside import Seen, agent, seen
-from tests.process.wire_driver import WAIT_S, Daemon, refused
+from tests.process.wire_driver import Daemon, refused
 from tests.service.driver import CountingService
 
 pytestmark = pytest.mark.process
@@ -89,16 +87,6 @@ class Runs:
         assert sorted(listed) == sorted(keys)
 
 
-def until(daemon: Daemon, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """What `status` says of checkpoints, once it meets the condition."""
-    end = time.monotonic() + WAIT_S
-    while not condition(health := daemon.call("status")):
-        assert time.monotonic() < end, health
-        select.select([daemon._out()], [], [], 0.02)
-    shown: dict[str, Any] = health["checkpoint"]
-    return shown
-
-
 @pytest.mark.parametrize("name", MAKING)
 def test_a_checkpoint_that_cannot_be_made_is_told_hinders_nothing_and_is_made_later(
     service: CountingService, nursery: Nursery, tmp_path: Path, name: str
@@ -114,22 +102,22 @@ def test_a_checkpoint_that_cannot_be_made_is_told_hinders_nothing_and_is_made_la
             assert daemon.exit_code() == 70
         elif row.errno is None:
             runs.pay(daemon, "one", "two")
-            until(daemon, lambda health: health["checkpoint"]["made"] > 0)
+            daemon.once(lambda health: health["checkpoint"]["made"] > 0)
             runs.pay(daemon, "three")
             assert daemon.stop() == 0
         else:
             runs.pay(daemon, "one", "two")
-            shown = until(daemon, lambda health: "trouble" in health["checkpoint"])
+            shown = daemon.once(lambda health: "trouble" in health["checkpoint"])["checkpoint"]
             assert (shown["trouble"], shown["made"]) == (row.errno, 0)
             runs.pay(daemon, "three")
             assert daemon.call("status")["journal"]["state"] == "ok"
             marker.unlink()
-            until(daemon, lambda health: health["checkpoint"]["made"] > 0 and "trouble" not in health["checkpoint"])
+            daemon.once(lambda health: health["checkpoint"]["made"] > 0 and "trouble" not in health["checkpoint"])
             daemon.kill()
     with nursery.daemon(store, rig=RIG) as daemon:
         daemon.listen()
         runs.pay(daemon, "one", "two", "three")
-        until(daemon, lambda health: health["checkpoint"]["tailRecords"] < EVERY)
+        daemon.once(lambda health: health["checkpoint"]["tailRecords"] < EVERY)
         daemon.kill()
     with nursery.daemon(store) as daemon:
         runs.kept(daemon, "one", "two", "three")
@@ -146,7 +134,7 @@ def moved(service: CountingService, nursery: Nursery, tmp_path: Path, request: p
     with nursery.daemon(tmp_path / "store", rig=RIG) as daemon:
         daemon.listen()
         runs.pay(daemon, "one", "two", "three")
-        until(daemon, lambda health: health["checkpoint"]["tailRecords"] < EVERY)
+        daemon.once(lambda health: health["checkpoint"]["tailRecords"] < EVERY)
         daemon.kill()
     assert (tmp_path / "store" / "checkpoint.json").exists()
     return runs

@@ -171,6 +171,14 @@ class Daemon:
             self.take(self.message(_left(end)))
         return shown
 
+    def once(self, condition: Callable[[dict[str, Any]], bool], timeout: float = WAIT_S) -> dict[str, Any]:
+        """The health of the daemon when it meets the condition; asked for at most 50 times a second."""
+        end = time.monotonic() + timeout
+        while not condition(health := self.call("status")):
+            assert time.monotonic() < end, health
+            select.select([self._out()], [], [], 0.02)
+        return health
+
     def once_not(self, code: str, method: str = "status", timeout: float = WAIT_S, **params: Any) -> dict[str, Any]:
         """The answer of a method, asked again (at most 20 times a second) as long as it is refused with this word."""
         end = time.monotonic() + timeout
