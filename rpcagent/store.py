@@ -20,13 +20,14 @@ import anyio.to_thread
 
 from rpcagent import __version__, errors
 from rpcagent.journal import checkpoint, reading, reserve, seal, tail
-from rpcagent.journal.archive import FileArchive, opened_summary
+from rpcagent.journal.archive import FileArchive
 from rpcagent.journal.blobs import Blobs
 from rpcagent.journal.commit import GroupCommit
 from rpcagent.journal.disk import Fence, RealDisk
 from rpcagent.journal.manifest import FILE, Manifest
 from rpcagent.journal.record import Entry
 from rpcagent.journal.sealed import SealedCommit
+from rpcagent.journal.summaries import opened_summary
 from rpcagent.journal.wal import Wal
 from rpcagent.policy.retention import Retention
 from rpcagent.runs.keeper import Keeper

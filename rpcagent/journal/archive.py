@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +25,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from rpcagent import errors
-from rpcagent.journal import runfiles, seal, tail
+from rpcagent.journal import runfiles, seal
 from rpcagent.journal.blobs import GRACE_S, Blobs
 from rpcagent.journal.checkpoint import Change, Checkpointer
 from rpcagent.journal.disk import Fence, RealDisk
@@ -34,6 +33,7 @@ from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable
 from rpcagent.journal.known import Known
 from rpcagent.journal.manifest import Header, Manifest, TombstoneFile
 from rpcagent.journal.runfiles import Line, State
+from rpcagent.journal.summaries import decoded, ended_row, opened_summary
 from rpcagent.journal.tombstones import Named, Tombstones
 from rpcagent.journal.trim import trim
 from rpcagent.journal.wal import Mark
@@ -96,6 +96,9 @@ class FileArchive:
         self._live = len(manifest.live) if manifest is not None else 0
         self._known: Known | None = None if self._any else Known(())
         self._indexing, self._using = anyio.Lock(), threading.Lock()
+        self._learning = anyio.Lock()
+        self._in_log: tuple[Collection[str], Collection[str]] = ((), ())
+        self.lost: int | None = None if self._any else 0
 
     async def prepare(self) -> None:
         """Reads the tombstones. Raises StoreDamaged, StorageError."""
@@ -105,29 +108,65 @@ class FileArchive:
     def _prepare(self) -> None:
         "" in self._tombstones  # noqa: B015 - read now, so that no later question touches the disk
 
-    async def settle(self) -> None:
-        """What need not be done before the first answer: deletes what a crash did not let the last checkpoint delete, and
-        learns which runs have files, so that a new one needs no look at the disk. Raises StorageError, StoreDamaged."""
-        ended: list[str] | None = []
-        if self._known is None:
-            try:
-                ended = await self._look_up(Index.runs)
-            except errors.StorageError:
-                ended = None
-        await anyio.to_thread.run_sync(self._settle, ended, limiter=self._saving)
+    def replayed(self, begun: Collection[str], named: Collection[str]) -> None:
+        self._in_log = begun, named
 
-    def _settle(self, ended: list[str] | None) -> None:
+    async def learn(self) -> None:
+        """As the port says; from then on a new run needs no look at the disk."""
+        async with self._learning:
+            if self.lost is None:
+                try:
+                    ended = await self._look_up(Index.runs)
+                except errors.StorageError:
+                    ended = None
+                await anyio.to_thread.run_sync(self._learn, ended, limiter=self._saving)
+
+    def _learn(self, ended: list[str] | None) -> None:
+        begun, named = map(set, self._in_log)
+        indexed = set(ended or ())
+        names = indexed.union(filter(runfiles.names_a_run, self._names(runfiles.FOLDER)))
+        # Not there is a folder without a state, nor a run that a checkpoint filed before it was cut off: no manifest counts it.
+        strays = {run for run in names - indexed - named if not self._has_state(run)}
+        dead = (
+            {run for run in names if run in self._tombstones}
+            if (self._tombstones.named or self._tombstones.pending)
+            else set()
+        )
+        there = names - begun - strays - dead | named
+        lost = max(0, self._live + sum(self._ended.values()) - len(there))
+        if lost and ended is None:
+            raise errors.StorageError(
+                "it is not known which runs there are: their index cannot be used now", errno="EIO"
+            )
+        if lost:
+            self._note(
+                f"{lost} runs of this store are missing: until they are back, or given up with `rpcagent repair`, no other can "
+                "begin; `rpcagent verify` tells more"
+            )
+        # Also those without files: the key of one that lost them must not begin a fresh run.
+        self._known, self.lost, self._in_log = Known(names), lost, ((), ())
+
+    def _has_state(self, run: str) -> bool:
+        try:
+            return self._writer.exists(runfiles.state_of(run))
+        except NotADirectoryError:
+            return False
+        except OSError as error:
+            name = errors.name_of(error)
+            raise errors.StorageError(f"The files of {run} cannot be looked at ({name}).", errno=name) from error
+
+    async def settle(self) -> None:
+        """What need not be done before the first answer: learns which runs have files, and deletes what a crash did not let the
+        last checkpoint delete. Raises StorageError, StoreDamaged."""
+        if self.lost is None:
+            await self.learn()
+        await anyio.to_thread.run_sync(self._settle, limiter=self._saving)
+
+    def _settle(self) -> None:
         if self._found is not None:
             self._checkpointer.sweep(self._found)
             self._found = None
             trim()  # the manifest was read whole
-        if self._known is None:
-            found = list(filter(runfiles.names_a_run, self._names(runfiles.FOLDER)))
-            # One that lost its files is among them too: its key must not begin a fresh run.
-            if ended is not None:
-                self._known = Known(chain(found, ended))
-            elif len(found) >= self._live + sum(self._ended.values()):  # the index cannot be used, and none is lost
-                self._known = Known(found)
 
     def close(self) -> None:
         for index in (self._index, self._looked):
@@ -165,7 +204,7 @@ class FileArchive:
         # A run whose files are gone, or older than they should be, must not be taken for one that never was, or never went so
         # far: its effects would be made again.
         if not least and (row := await self._look_up(lambda index: index.find(run_id))) is not None:
-            least = max(1, _decoded(run_id, row.summary).last_seq)
+            least = max(1, decoded(run_id, row.summary).last_seq)
         return await self._off_loop(self._read, run_id, least, fold)
 
     def _read(self, run_id: str, least: int, fold: Callable[[Iterator[bytes]], T]) -> tuple[T, Summary] | None:
@@ -233,7 +272,7 @@ class FileArchive:
         try:
             return opened_summary(self._seal, row.run, row.summary)
         except (errors.Incompatible, errors.StoreDamaged) as error:
-            heads = _decoded(row.run, row.summary)
+            heads = decoded(row.run, row.summary)
             view = {"runId": row.run, "status": heads.status, "lastSeq": heads.last_seq, "damaged": error.message}
             return replace(heads, body=Raw(msgspec.json.encode({"view": view, "attention": []})))
 
@@ -241,6 +280,8 @@ class FileArchive:
         if not self._any or not self._retention.rules:
             return []
 
+        if self.lost is None:
+            await self.learn()  # while the manifest still counts what goes now
         horizon = self._retention.horizon(now)
         if horizon is None:
             return []
@@ -255,7 +296,7 @@ class FileArchive:
         """The index only proposes: what the run's own files say counts. What cannot be read is kept."""
         try:
             state = runfiles.read_state(self._reader, run_id)
-            heads = _decoded(run_id, state.summary) if state is not None else None
+            heads = decoded(run_id, state.summary) if state is not None else None
         except (errors.StoreDamaged, errors.StorageError, errors.Incompatible):
             return None
         if state is None or heads is None or heads.ended_at is None or heads.unresolved:
@@ -335,7 +376,7 @@ class FileArchive:
                 continue
             try:
                 state = runfiles.read_state(self._writer, run_id)
-                row = ended_row(run_id, state, _decoded(run_id, state.summary)) if state is not None else None
+                row = ended_row(run_id, state, decoded(run_id, state.summary)) if state is not None else None
             except (errors.StoreDamaged, errors.StorageError, errors.Incompatible):
                 self._note(f"run {run_id} is not listed: its files cannot be used; `rpcagent verify` tells more")
                 continue
@@ -355,6 +396,8 @@ class FileArchive:
                 raise errors.StoragePoisoned(f"the log answers {answer} to records of a damaged run")
 
     async def save(self, mark: Any, checkpoint: Checkpoint) -> None:
+        if self.lost is None:
+            await self.learn()  # by what the manifest counts that is there now
         async with self._indexing:
             await anyio.to_thread.run_sync(self._save, mark, checkpoint, limiter=self._saving)
 
@@ -432,46 +475,9 @@ class FileArchive:
         return await anyio.to_thread.run_sync(work, *args, limiter=self._reading)
 
 
-def opened_summary(sealed: seal.Seal, run_id: str, raw: bytes) -> Summary:
-    """The summary with its body as it was. Raises StoreDamaged, StoreTooNew, and KeyMissing where no key opens it."""
-    heads = _decoded(run_id, raw)
-    body = sealed.open(seal.summary_context(run_id, heads.last_seq), bytes(heads.body))
-    return replace(heads, body=Raw(body))
-
-
-def _decoded(run_id: str, raw: bytes) -> Summary:
-    try:
-        return summary.decode(raw)
-    except msgspec.DecodeError as error:
-        raise tail.too_new(None, runfiles.state_of(run_id), 0) from error
-
-
 class _Unfit(Exception):
     """There is no index that could be used as it is."""
 
 
 def _unfit() -> Iterable[Ended]:
     raise _Unfit
-
-
-def ended_row(run_id: str, state: State, heads: Summary) -> Ended | None:
-    if heads.live:
-        return None
-    return Ended(
-        run=run_id,
-        place=heads.place,
-        status=heads.status,
-        namespace=heads.namespace,
-        agent=heads.agent,
-        labels=heads.labels,
-        started_at=_text(heads.started_at),
-        ended_at=_text(heads.ended_at),
-        bytes=state.size,
-        blobs=heads.blobs,
-        unresolved=heads.unresolved,
-        summary=state.summary,
-    )
-
-
-def _text(instant: datetime | None) -> str:
-    return instant.isoformat() if instant is not None else ""

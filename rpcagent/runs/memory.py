@@ -78,6 +78,14 @@ class MemoryArchive:
         ]
         return sorted(found, key=lambda row: row[1].place)[:limit]
 
+    lost = 0
+
+    def replayed(self, begun: Collection[str], named: Collection[str]) -> None:
+        """Nothing of it can be lost."""
+
+    async def learn(self) -> None:
+        """It knows."""
+
     async def settle(self) -> None:
         """There is nothing to do."""
 

@@ -149,6 +149,20 @@ class Archive(Protocol):
         """Runs that ended, from `place` on, in the order of their places; an empty `statuses` is all."""
         ...
 
+    def replayed(self, begun: Collection[str], named: Collection[str]) -> None:
+        """What stands in the log: runs that began after the checkpoint, and runs that are known by name without their files."""
+        ...
+
+    @property
+    def lost(self) -> int | None:
+        """How many runs were recorded of which nothing is left, not even the name: any that is not known may be one of them.
+        None: `learn` has not found out yet."""
+        ...
+
+    async def learn(self) -> None:
+        """Looks which runs have files. Raises StorageError."""
+        ...
+
     async def settle(self) -> None:
         """What need not be done before the first answer. Raises StorageError, StoreDamaged."""
         ...

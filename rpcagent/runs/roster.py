@@ -79,7 +79,8 @@ class Roster:
         """Its actor, from its files if it must be. Nothing comes between the return and the caller's next step. `make`: a
         new one where there is no such run.
 
-        Raises NotFound, KeyExpired for a run that was deleted, and StorageError where its files cannot be read just now.
+        Raises NotFound, KeyExpired for a run that was deleted, StorageError where its files cannot be read just now, and
+        StoreDamaged where it may be one of those of which nothing is left: what it did must not be done again.
         """
         while True:
             actor = self.actors.get(run_id)
@@ -97,6 +98,12 @@ class Roster:
                     found = await self.bring_in(run_id)
                 if found:
                     continue
+            if actor is None and is_run_id(run_id):
+                if self.archive.lost is None:
+                    await self.archive.learn()
+                    continue
+                if self.archive.lost:
+                    raise _perhaps_lost(self.archive.lost)
             if not make:
                 raise errors.NotFound("there is no such run in this store", runId=run_id)
             actor = self.actor(run_id)
@@ -249,6 +256,16 @@ class _Turn:
 
 def _known(actor: Actor) -> bool:
     return actor.state is not None or actor.failed is not None
+
+
+def _perhaps_lost(number: int) -> errors.StoreDamaged:
+    return errors.StoreDamaged(
+        f"{number} of the runs that this store has recorded left no trace but that they were counted, and this may be one of "
+        "them: put their files back, or give them up with `rpcagent repair`",
+        file="runs",
+        offset=0,
+        reason=f"{number} runs are missing",
+    )
 
 
 def replayed(run_id: str, bodies: Iterable[bytes]) -> RunState:

@@ -118,6 +118,8 @@ class Supervisor:
         tails: dict[str, list[Recorded]] = {}
         for run_id, record in records:
             tails.setdefault(run_id, []).append(record)
+        begun = {run_id for run_id, tail in tails.items() if tail[0].first == 1 and run_id not in self.roster.parked}
+        self.archive.replayed(begun, {*self.roster.parked, *tails} - begun)
         for run_id, tail in tails.items():
             if (deletion := deletes(tail[-1])) is not None:
                 self.archive.bury(run_id)

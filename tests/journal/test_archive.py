@@ -24,6 +24,8 @@ from rpcagent.runs import roster
 from rpcagent.runs.summary import view_of
 from tests.runs.on_disk import OnDisk
 
+from .past_runs import folder, past, remove
+
 pytestmark = pytest.mark.anyio
 AT_ONCE = Retention((RetentionRule(after_ms=0),))
 
@@ -36,20 +38,6 @@ def no_resident_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def disk(tmp_path: Path) -> OnDisk:
     return OnDisk(tmp_path)
-
-
-async def past(disk: OnDisk, count: int = 7) -> list[str]:
-    """Runs that have ended, in files; and one that waits."""
-    async with disk.life() as life:
-        runs = [await life.start(f"k{number}") for number in range(count)]
-        await life.start("waits", "bank.pay")
-        await life.keeper.checkpoint()
-        assert life.roster.actors == {}
-    return runs
-
-
-def folder(disk: OnDisk, run: str) -> Path:
-    return disk.folder / "runs" / run
 
 
 async def test_what_is_filed_is_read_back_byte_for_byte(disk: OnDisk):
@@ -90,11 +78,6 @@ async def test_what_is_filed_is_sealed_where_a_key_is_given(disk: OnDisk):
     with pytest.RaisesGroup(seal.KeyMissing, flatten_subgroups=True):
         async with disk.life():
             pass
-
-
-def remove(path: Path) -> None:
-    for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
-        name.unlink(missing_ok=True)
 
 
 def garbage(path: Path) -> None:
