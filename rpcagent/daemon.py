@@ -189,7 +189,7 @@ class Daemon:
         self._group.start_soon(supervisor.keep_time)
         self._group.start_soon(self._tell_lag)
         if not self._config.hold:
-            self._group.start_soon(store.keeper.keep)
+            self._group.start_soon(store.keeper.keep, self._low)
 
     async def _look(self, locked: errors.StoreLocked) -> bool:
         """A held daemon beside the owner of the store: what is acknowledged now is shown, and nothing can be asked for."""
@@ -353,7 +353,7 @@ class Daemon:
 
     def _health(self) -> dict[str, Any]:
         store = self._store
-        journal = store.journal.health() if store is not None else {}
+        journal = store.journal.health() | store.keeper.room() if store is not None else {}
         if self._lock is not None and not self._lock.held() and journal.get("state") != "poisoned":
             journal |= {"state": "poisoned", "errno": "ESTALE"}  # it was taken away; the next commit would find out
         return {
@@ -389,6 +389,11 @@ class Daemon:
         self._exit = EXIT_POISONED
         self._grace_ms = 0
         self._stopping.set()
+
+    def _low(self, free: int) -> None:
+        text = f"{free:,} bytes are left on the disk of the store; on a full disk nothing new is recorded until there is room"
+        self._log.warning(text, store=str(self._config.store), free=free)
+        self._notifier.warn("storage_low", text)
 
     def _output(self, request: ToolRequest, piece: bytes) -> None:
         self._notifier.output(request.run_id, request.step_id, request.attempt, piece.decode(errors="replace"))

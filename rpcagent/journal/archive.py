@@ -10,6 +10,7 @@ own, and the event loop waits for neither.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -384,6 +385,15 @@ class FileArchive:
                 yield row
 
     # Saving
+
+    async def free_bytes(self) -> int | None:
+        return await anyio.to_thread.run_sync(self._free_bytes, limiter=self._saving)
+
+    def _free_bytes(self) -> int | None:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(self._folder)
+            return found.f_bavail * found.f_frsize
+        return None
 
     async def mark(self) -> Mark:
         return await self._journal.mark()

@@ -28,14 +28,18 @@ class Notifier:
         self._wanted: Capabilities | None = None
         self._own: set[str] = set()
         self._missed: dict[str, int] = {}
+        self._untold: dict[str, str] = {}  # warnings from before the peer said `initialize`, by kind
 
     @property
     def lagging(self) -> bool:
         return bool(self._missed)
 
     def subscribe(self, wanted: Capabilities) -> None:
-        """From now on; nothing is sent before."""
+        """From now on; nothing is sent before. What was to be warned of by then is told now."""
         self._wanted = wanted
+        untold, self._untold = self._untold, {}
+        for kind, message in untold.items():
+            self.warn(kind, message)
 
     def names(self, run_id: str) -> None:
         """The peer spoke of this run: it is one of its own. Of runs that there are only: a set of anything else has no end."""
@@ -75,8 +79,10 @@ class Notifier:
             self.notify("run/lag", {"runId": run_id, "afterSeq": seq - 1})
 
     def warn(self, kind: str, message: str) -> None:
-        """To every peer that has said `initialize`, whatever it subscribed to."""
-        if self._wanted is not None:
+        """To every peer that says `initialize`, whatever it subscribes to."""
+        if self._wanted is None:
+            self._untold[kind] = message
+        else:
             self.notify("daemon/warning", {"kind": kind, "message": message})
 
     def notify(self, method: str, params: Any) -> None:

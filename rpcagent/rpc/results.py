@@ -193,10 +193,11 @@ class Limits(Shown, frozen=True, kw_only=True):
 
 
 class Budget(Shown, frozen=True, kw_only=True):
-    """`limits` with what a person has added."""
+    """`limits` with what a person has added. `near`: those of which four fifths or more are used."""
 
     spent: Spent
     limits: Limits
+    near: tuple[str, ...] = ()
 
 
 class Pinned(Shown, frozen=True, kw_only=True):
@@ -215,7 +216,8 @@ class Attention(Shown, frozen=True, kw_only=True):
 
 
 class Journal(Shown, frozen=True, kw_only=True):
-    """Counts of this process; `state` full: mutating calls get STORAGE until there is room again."""
+    """Counts of this process; `state` full: mutating calls get STORAGE until there is room again. `free_bytes`: what the
+    disk had left when it was last looked at; `low`: so little that it may soon be full."""
 
     state: Literal["ok", "full", "poisoned"]
     errno: str | None
@@ -223,6 +225,8 @@ class Journal(Shown, frozen=True, kw_only=True):
     records: int
     bytes: int
     waiting: int
+    free_bytes: int | None = None
+    low: bool = False
 
 
 class Checkpoints(Shown, frozen=True, kw_only=True):
@@ -327,9 +331,10 @@ class LagShown(Shown, frozen=True, kw_only=True):
 
 
 class WarningShown(Shown, frozen=True, kw_only=True):
-    """`storage_poisoned`: the disk failed a sync; the process ends, and the next one decides by what it finds."""
+    """`storage_poisoned`: the disk failed a sync; the process ends, and the next one decides by what it finds. `storage_low`:
+    the disk may soon be full."""
 
-    kind: Literal["storage_poisoned"]
+    kind: Literal["storage_poisoned", "storage_low"]
     message: str
 
 

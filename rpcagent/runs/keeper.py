@@ -34,6 +34,8 @@ FIRST_TIDY_S = 30.0
 """What retention lets go is deleted so often, and for the first time so soon after a start."""
 AGAIN_S = 30.0
 """After a checkpoint that could not be written."""
+LOW_BYTES = 64 << 20
+"""With less room than this on the disk people are warned: some checkpoints more, and the store takes nothing new."""
 _SLICE = 64
 
 
@@ -53,6 +55,8 @@ class Keeper:
         self.made = 0
         self._took_ms = 0
         self.trouble: str | None = None
+        self._free: int | None = None
+        self._low = False
         self._saving = anyio.Lock()
 
     def replayed(self) -> None:
@@ -61,11 +65,12 @@ class Keeper:
             self.deleted.append(run_id)
             self.ended[status] -= 1
 
-    async def keep(self) -> None:
-        """For as long as the daemon runs."""
+    async def keep(self, warn: Callable[[int], None]) -> None:
+        """For as long as the daemon runs. `warn` is called with the bytes that are left where the disk may soon be full."""
         await self._attempt(self._archive.settle)
         seen, tidied = -1, anyio.current_time() - TIDY_S + FIRST_TIDY_S
         while True:
+            await self._look_at_room(warn)
             with anyio.move_on_after(IDLE_S):
                 await self._supervisor.recorded_much(lambda: self.due)
             records = self._supervisor.tail_records
@@ -77,6 +82,14 @@ class Keeper:
             if anyio.current_time() - tidied >= TIDY_S:
                 await self._attempt(self.tidy)
                 tidied = anyio.current_time()
+
+    async def _look_at_room(self, warn: Callable[[int], None]) -> None:
+        """Tells it once, and again only after there was much more room."""
+        self._free = await self._archive.free_bytes()
+        if self._free is not None:
+            before, self._low = self._low, self._free < LOW_BYTES * (2 if self._low else 1)
+            if self._low and not before:
+                warn(self._free)
 
     def _has_no_room(self) -> bool:
         """The file of the log may not become longer. A checkpoint begins another one."""
@@ -102,6 +115,12 @@ class Keeper:
             "tailBytes": supervisor.tail_bytes,
         }
         return shown if self.trouble is None else shown | {"trouble": self.trouble}
+
+    def room(self) -> dict[str, Any]:
+        """freeBytes: what the disk had left when it was last looked at; low: so little that people were warned."""
+        if self._free is None:
+            return {}
+        return {"freeBytes": self._free, "low": True} if self._low else {"freeBytes": self._free}
 
     async def _attempt(self, work: Callable[[], Awaitable[object]]) -> None:
         """What hinders it is shown in `status`, and it is tried again later."""

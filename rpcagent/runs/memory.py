@@ -104,6 +104,9 @@ class MemoryArchive:
     async def collect_blobs(self, referenced: Collection[str], oldest_step_s: float) -> int:  # noqa: ARG002 - the port's
         return 0
 
+    async def free_bytes(self) -> int | None:
+        return None
+
     async def mark(self) -> Mark:
         ends: Mapping[str, int] = {}
         return SimpleNamespace(ends=ends)

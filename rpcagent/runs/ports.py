@@ -180,6 +180,10 @@ class Archive(Protocol):
         written while a step is under way, the oldest for `oldest_step_s`, stays. Returns how many went."""
         ...
 
+    async def free_bytes(self) -> int | None:
+        """What the disk has left for it; None where that cannot be told."""
+        ...
+
     async def mark(self) -> Mark:
         """Begins a new segment of the log, durable on return. Raises StorageError, StoragePoisoned."""
         ...

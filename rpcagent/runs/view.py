@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from rpcagent.ids import digest_of
+from rpcagent.policy import budgets
 from rpcagent.runs.state import Approval, Request, RunState, Step, question_of
 
 STEPS_SHOWN = 50
@@ -76,7 +77,7 @@ def status_view(state: RunState, epoch: int, *, busy: bool) -> dict[str, Any]:
         "input": state.input,
         "steps": [step_view(s) | _question(asked.get(s.step_id)) for s in ordered],
         "approvals": [approval_view(state.run_id, a) for a in state.open_approvals()],
-        "budget": {"spent": state.spent, "limits": _limits(state)},
+        "budget": {"spent": state.spent, "limits": _limits(state)} | _near(state),
         "definition": {"pinned": state.definition_digest, "contextVersion": state.definition.context_version},
     }
 
@@ -84,6 +85,13 @@ def status_view(state: RunState, epoch: int, *, busy: bool) -> dict[str, Any]:
 def _question(approval_id: str | None) -> dict[str, Any]:
     """The open question that an unknown step waits for."""
     return {} if approval_id is None else {"approvalId": approval_id}
+
+
+def _near(state: RunState) -> dict[str, list[str]]:
+    if state.ended:
+        return {}
+    near = [{"cost_usd": "costUsd", "active_s": "activeS"}.get(name, name) for name in budgets.near(state)]
+    return {"near": near} if near else {}
 
 
 def _limits(state: RunState) -> dict[str, int | float]:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from msgspec.structs import replace
-from rpcagent.policy.budgets import Limit, exceeded
+from rpcagent.policy.budgets import Limit, exceeded, near
 from rpcagent.runs import events as ev
 from rpcagent.runs.definition import Budget, Definition
 from rpcagent.runs.fold import begin
@@ -54,3 +54,22 @@ def test_what_a_person_added_counts():
 def test_a_budget_without_limit_is_not_limited_by_an_extension():
     state = spent(Budget(steps=None), steps=10)
     assert exceeded(replace(state, extended={"steps": 1.0}), new_step=True) is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "amounts", "expected"),
+    [
+        (Budget(steps=10), {"steps": 7}, []),
+        (Budget(steps=10), {"steps": 8}, ["steps"]),
+        (Budget(steps=10, tokens=100), {"steps": 11, "tokens": 80}, ["steps", "tokens"]),
+        (Budget(steps=None, attempts=5), {"steps": 10**9, "attempts": 4}, ["attempts"]),
+        (Budget(cost_usd=1.0, active_s=10.0), {"cost_usd": 0.79, "active_s": 8.0}, ["active_s"]),
+    ],
+)
+def test_four_fifths_of_a_limit_are_near_it_r_te_3(budget: Budget, amounts: dict[str, float], expected: list[Limit]):
+    assert near(spent(budget, **amounts)) == expected
+
+
+def test_many_equal_answers_in_a_row_are_near_their_limit_r_te_3():
+    assert near(replace(spent(Budget(repeats=20)), repeats=15)) == []
+    assert near(replace(spent(Budget(repeats=20)), repeats=16)) == ["repeats"]

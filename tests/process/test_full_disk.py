@@ -151,6 +151,22 @@ def look(daemon: Daemon, run_id: str) -> dict[str, Any]:
     return shown
 
 
+def test_a_disk_that_may_soon_be_full_is_told_of_before_it_is_r_te_3(nursery: Nursery, place: Path, tmp_path: Path):
+    with nursery.daemon(place / "store", log=tmp_path / "log") as daemon:
+        room = daemon.once(lambda health: "freeBytes" in health["journal"])["journal"]
+        assert 0 < room["freeBytes"] < DISK_BYTES
+        assert (room["low"], room["state"]) == (True, "ok")
+        daemon.listen()
+        daemon.call("status")
+        warned = [note["params"] for note in daemon.notes if note["method"] == "daemon/warning"]
+        text = f"{room['freeBytes']:,} bytes are left on the disk of the store; on a full disk nothing new is recorded until there is room"
+        assert warned == [{"kind": "storage_low", "message": text}]
+    with nursery.daemon(tmp_path / "store", log=tmp_path / "log") as daemon:
+        daemon.listen()
+        assert "low" not in daemon.once(lambda health: "freeBytes" in health["journal"])["journal"]
+        assert daemon.notes == []
+
+
 def test_a_restart_on_a_full_disk_shows_all_there_is_and_goes_on_when_there_is_room_f025(
     service: CountingService, nursery: Nursery, place: Path, tmp_path: Path
 ):
