@@ -120,7 +120,8 @@ class UnknownOutcome(RpcAgentError):
 
 
 class AlreadyDecided(RpcAgentError):
-    """The first answer stands. details: decision, decidedAt."""
+    """The first answer stands. details: approvalId, decision, decidedAt, source (`person`), decidedBy (if it said so) and
+    clientRequestId of the request that gave it."""
 
     number, code = -32054, "ALREADY_DECIDED"
 
@@ -132,7 +133,9 @@ class StaleDigest(RpcAgentError):
 
 
 class InvalidState(RpcAgentError):
-    """The run is in a state in which this cannot be done. details: status of the run."""
+    """The run is in a state in which this cannot be done. details: status of the run. Of a question that was closed without
+    an answer: approval (expired, voided or withdrawn), approvalId, closedAt, source (`expiry`, `cancel`, `end` of the run,
+    `daemon` with a reason), and clientRequestId of the `cancel`."""
 
     number, code = -32056, "INVALID_STATE"
 

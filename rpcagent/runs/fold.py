@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from rpcagent.ids import digest_of
 from rpcagent.runs import events as ev
 from rpcagent.runs.context import context_after_turn, keeping, said
-from rpcagent.runs.state import Approval, ApprovalStatus, Message, Request, RunState, Spent, Step
+from rpcagent.runs.state import Approval, ApprovalStatus, ClosedBy, Message, Request, RunState, Spent, Step
 from rpcagent.runs.transitions import APPROVAL_TABLE, RUN_TABLE, STEP_TABLE, IllegalTransition
 
 
@@ -211,13 +211,13 @@ def _put(state: RunState, approval: Approval) -> RunState:
     return replace(state, approvals=live, closed={**state.closed, approval.approval_id: approval})
 
 
-def _becomes(state: RunState, approval: Approval, event: ev.Event) -> Approval:
+def _becomes(state: RunState, approval: Approval, event: ev.Event, **changes: Any) -> Approval:
     status = APPROVAL_TABLE.get((approval.status, type(event)))
     if status is None:
         raise IllegalTransition(
             f"{state.run_id}: {type(event).__name__} with {approval.approval_id}, which is {approval.status}"
         )
-    return replace(approval, status=status)
+    return replace(approval, status=status, **changes)
 
 
 def _bind(state: RunState, step_id: str) -> RunState:
@@ -383,12 +383,14 @@ def _outcome_told(state: RunState, approval: Approval, event: ev.ApprovalDecided
     return _with(state, step, unresolved=unresolved)
 
 
-def _approval_expired(state: RunState, event: ev.ApprovalExpired, _at: datetime) -> RunState:
-    return _put(state, _becomes(state, _approval(state, event.approval_id, event), event))
+def _approval_expired(state: RunState, event: ev.ApprovalExpired, at: datetime) -> RunState:
+    approval = _approval(state, event.approval_id, event)
+    return _put(state, _becomes(state, approval, event, closed_at=at, closed_by="expiry"))
 
 
-def _approval_voided(state: RunState, event: ev.ApprovalVoided, _at: datetime) -> RunState:
-    approval = _becomes(state, _approval(state, event.approval_id, event), event)
+def _approval_voided(state: RunState, event: ev.ApprovalVoided, at: datetime) -> RunState:
+    approval = _approval(state, event.approval_id, event)
+    approval = _becomes(state, approval, event, closed_at=at, closed_by="daemon", closed_why=event.reason)
     state = _put(state, approval)
     before = state.steps.get(approval.step_id or "")
     if before is not None and before.status == "not_started":
@@ -435,19 +437,19 @@ def _cancel_requested(state: RunState, event: ev.CancelRequested, at: datetime) 
         i: replace(s, status="withdrawn", ended_at=at) if s.status in waiting and not s.doubt else s
         for i, s in state.steps.items()
     }
-    return replace(_withdraw(state), phase="cancelling", steps=steps, cancel_reason=event.reason)
+    return replace(_withdraw(state, at, "cancel"), phase="cancelling", steps=steps, cancel_reason=event.reason)
 
 
-def _withdraw(state: RunState, *, keep: str = "unknown_outcome") -> RunState:
-    gone = {
-        i: replace(a, status="withdrawn") for i, a in state.approvals.items() if a.kind != keep or a.status != "open"
-    }
+def _withdraw(state: RunState, at: datetime, by: ClosedBy, *, keep: str = "unknown_outcome") -> RunState:
+    closed: dict[str, Any] = {"status": "withdrawn", "closed_at": at, "closed_by": by}
+    gone = {i: replace(a, **closed) for i, a in state.approvals.items() if a.kind != keep or a.status != "open"}
     live = {i: a for i, a in state.approvals.items() if i not in gone}
     return replace(state, approvals=live, closed={**state.closed, **gone})
 
 
 def _run_cancelled(state: RunState, event: ev.RunCancelled, at: datetime) -> RunState:
-    return replace(_withdraw(state), phase="cancelled", steps=_ended_steps(state, at), unresolved=event.unresolved)
+    state = replace(_withdraw(state, at, "cancel"), steps=_ended_steps(state, at))
+    return replace(state, phase="cancelled", unresolved=event.unresolved)
 
 
 def _ended_steps(state: RunState, at: datetime) -> dict[str, Step]:
@@ -456,12 +458,12 @@ def _ended_steps(state: RunState, at: datetime) -> dict[str, Step]:
     return {i: replace(s, status="withdrawn", ended_at=at) if s.status in gone else s for i, s in state.steps.items()}
 
 
-def _run_completed(state: RunState, event: ev.RunCompleted, _at: datetime) -> RunState:
-    return replace(_withdraw(state, keep=""), phase="completed", output=event.output)
+def _run_completed(state: RunState, event: ev.RunCompleted, at: datetime) -> RunState:
+    return replace(_withdraw(state, at, "end", keep=""), phase="completed", output=event.output)
 
 
 def _run_failed(state: RunState, event: ev.RunFailed, at: datetime) -> RunState:
-    state = replace(_withdraw(state), steps=_ended_steps(state, at))
+    state = replace(_withdraw(state, at, "end"), steps=_ended_steps(state, at))
     return replace(state, phase="failed", error=event.error, unresolved=event.unresolved)
 
 

@@ -151,9 +151,10 @@ def _approve(state: RunState, ask: Ask, command: ApproveCommand, now: datetime, 
     if expired or approval.status in {"expired", "voided", "withdrawn"}:
         # An allow that was given, and can no longer be used, is not reported as standing.
         how = "expired" if expired else approval.status
-        raise errors.InvalidState(f"the question is {how} and takes no answer", status=status, approval=how)
+        closed = _closed(state, approval, expired=expired)
+        raise errors.InvalidState(f"the question is {how} and takes no answer", status=status, approval=how, **closed)
     if approval.decision is not None:
-        return _already(ask, approval, command.decision)
+        return _already(state, ask, approval, command.decision)
     _check_decision(approval, command)
     decided = ev.ApprovalDecided(
         approval_id=approval.approval_id,
@@ -166,14 +167,46 @@ def _approve(state: RunState, ask: Ask, command: ApproveCommand, now: datetime, 
     return _settled(ask, {"approval": _decision(approval, command.decision, already=False)}, decided)
 
 
-def _already(ask: Ask, approval: Approval, decision: str) -> Receipt:
+def _already(state: RunState, ask: Ask, approval: Approval, decision: str) -> Receipt:
     if decision != approval.decision:
+        key = _settled_by(state, "approve", "approval", approvalId=approval.approval_id, already=False)
         raise errors.AlreadyDecided(
             f"the first answer stands: {approval.decision}",
+            approvalId=approval.approval_id,
             decision=approval.decision,
             decidedAt=approval.decided_at,
+            source="person",
+            **_told(decidedBy=approval.decided_by, clientRequestId=key),
         )
     return _settled(ask, {"approval": _decision(approval, decision, already=True)})
+
+
+def _closed(state: RunState, approval: Approval, *, expired: bool) -> dict[str, Any]:
+    """What closed a question that nobody can answer any more, and when. `expired`: its time is over, and the daemon has
+    not recorded that yet."""
+    source = "expiry" if expired else approval.closed_by
+    key = _settled_by(state, "cancel", "cancel", already=False) if source == "cancel" else ""
+    return {
+        "approvalId": approval.approval_id,
+        "closedAt": approval.expires_at if expired else approval.closed_at,
+        "source": source,
+        **_told(reason=approval.closed_why, clientRequestId=key),
+    }
+
+
+def _settled_by(state: RunState, method: ev.Method, member: str, **told: Any) -> str:
+    """The key of the request that was settled with these words in the `member` of its decision. Looked for among all
+    requests of the run: only a refusal needs it."""
+    for key, request in state.requests.items():
+        if request.method == method and request.decision is not None:
+            said = request.decision.get(member, {})
+            if all(said.get(name) == value for name, value in told.items()):
+                return key
+    return ""
+
+
+def _told(**members: str) -> dict[str, Any]:
+    return {name: text for name, text in members.items() if text}
 
 
 def _decision(approval: Approval, decision: str, *, already: bool) -> dict[str, Any]:

@@ -21,6 +21,8 @@ StepStatus = Literal[
     "not_started", "waiting_approval", "started", "completed", "failed", "denied", "unknown", "withdrawn"
 ]
 ApprovalStatus = Literal["open", "allowed", "denied", "consumed", "answered", "expired", "voided", "withdrawn"]
+ClosedBy = Literal["", "expiry", "cancel", "end", "daemon"]
+"""What closed a question where no person did: its time, a cancel, the end of the run; or the daemon, which says why."""
 RunPhase = Literal["active", "cancelling", "completed", "failed", "cancelled"]
 
 ENDED: frozenset[RunPhase] = frozenset({"completed", "failed", "cancelled"})
@@ -73,7 +75,9 @@ _SETTLED = frozenset({"completed", "failed", "denied", "withdrawn"})
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A durable question to a person, of any kind, and its answer. `allowed` is decided and not yet consumed."""
+    """A durable question to a person, of any kind, and its answer. `allowed` is decided and not yet consumed. `closed_at`
+    and `closed_by`: it takes no answer any more, and an allow that was given is not to be used, for other reasons than a
+    person's answer."""
 
     approval_id: str
     kind: ApprovalKind
@@ -88,6 +92,9 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     decided_at: datetime | None = None
     decided_by: str = ""
     comment: str = ""
+    closed_at: datetime | None = None
+    closed_by: ClosedBy = ""
+    closed_why: str = ""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,7 +43,8 @@ def test_each_way_in_which_an_answer_comes_too_late_or_to_the_wrong_place_has_it
         with refused_somehow() as caught:
             daemon.call("approve", clientRequestId="late", decision=decision, **asked)
         data = caught[0].data
-        return {name: data[name] for name in data if name in {"code", "approval", "decision", "status", "runId"}}
+        shown = {"code", "approval", "decision", "status", "runId", "source", "clientRequestId"}
+        return {name: data[name] for name in data if name in shown}
 
     wall, rig = tmp_path / "wall", ("--wall-clock", str(tmp_path / "wall"))
     wall.write_text("0")
@@ -61,6 +62,8 @@ def test_each_way_in_which_an_answer_comes_too_late_or_to_the_wrong_place_has_it
     wall.write_text(str(2 * 3_600))
     with nursery.daemon(tmp_path / "store", rig=rig) as daemon:
         ended = {"status": "completed"}
+        person = {"source": "person", "clientRequestId": "first"}
+        stop = {"source": "cancel", "clientRequestId": "stop"}
         never = asked["allowed"] | {"approvalId": asked["allowed"]["approvalId"].rpartition("_")[0] + "_9"}
         assert {
             "already allowed": said_of(daemon, asked["allowed"], "deny"),
@@ -71,10 +74,10 @@ def test_each_way_in_which_an_answer_comes_too_late_or_to_the_wrong_place_has_it
             "never asked": said_of(daemon, never, "allow"),
             "another store": said_of(daemon, elsewhere, "allow"),
         } == {
-            "already allowed": {"code": "ALREADY_DECIDED", "decision": "allow"},
-            "already denied": {"code": "ALREADY_DECIDED", "decision": "deny"},
-            "expired": {"code": "INVALID_STATE", "approval": "expired"} | ended,
-            "cancelled": {"code": "INVALID_STATE", "approval": "withdrawn", "status": "cancelled"},
+            "already allowed": {"code": "ALREADY_DECIDED", "decision": "allow"} | person,
+            "already denied": {"code": "ALREADY_DECIDED", "decision": "deny"} | person,
+            "expired": {"code": "INVALID_STATE", "approval": "expired", "source": "expiry"} | ended,
+            "cancelled": {"code": "INVALID_STATE", "approval": "withdrawn", "status": "cancelled"} | stop,
             "another digest": {"code": "STALE_DIGEST"},
             "never asked": {"code": "NOT_FOUND", "runId": never["runId"]},
             "another store": {"code": "NOT_FOUND", "runId": elsewhere["runId"]},
@@ -84,7 +87,7 @@ def test_each_way_in_which_an_answer_comes_too_late_or_to_the_wrong_place_has_it
         events = daemon.call("events", runId=asked["allowed"]["runId"], limit=1_000)["events"]
         [decided] = [one for one in events if one["event"]["type"] == "approval_decided"]
         assert caught[0].data["decidedAt"] == decided["at"]
-        assert decided["event"]["decidedBy"] == "ada"
+        assert caught[0].data["decidedBy"] == decided["event"]["decidedBy"] == "ada"
         same = daemon.call("approve", clientRequestId="again", decision="allow", **asked["allowed"])["approval"]
         assert (same["decision"], same["already"]) == ("allow", True)
     assert [seen(service, f"late {name}").effects for name in names] == [1, 0, 0, 0]

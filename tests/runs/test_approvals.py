@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rpcagent import errors
 from rpcagent.ids import digest_of
+from rpcagent.runs import events as ev
 from rpcagent.runs.decide import ToolAction
 from rpcagent.runs.definition import Rule
 from rpcagent.runs.requests import ApproveCommand, CancelCommand
@@ -70,7 +71,7 @@ def test_a_denied_call_is_told_to_the_model_and_the_run_goes_on_f049():
 def test_the_same_decision_again_is_already_and_another_one_names_the_first_f065():
     story = asked()
     question = story.opened()[0]
-    first = story.asked("k1", command(question, "allow"))
+    first = story.asked("k1", command(question, "allow", decided_by="ada"))
     again = story.asked("k2", command(question, "allow"))
     shown = {"approvalId": question.approval_id, "kind": "tool_call", "decision": "allow"}
     assert first.decision == {"approval": {**shown, "already": False}}
@@ -78,10 +79,11 @@ def test_the_same_decision_again_is_already_and_another_one_names_the_first_f065
     with pytest.raises(errors.AlreadyDecided) as refusal:
         story.ask("k3", command(question, "deny"))
     assert refusal.value.data == {
-        "code": "ALREADY_DECIDED", "retryable": False, "decision": "allow", "decidedAt": NOON,
+        "code": "ALREADY_DECIDED", "retryable": False, "approvalId": question.approval_id, "decision": "allow",
+        "decidedAt": NOON, "source": "person", "decidedBy": "ada", "clientRequestId": "k1",
     }  # fmt: skip
     assert "k3" not in story.state.requests
-    repeated = story.asked("k1", command(question, "allow"))
+    repeated = story.asked("k1", command(question, "allow", decided_by="ada"))
     assert (repeated.decision, repeated.replayed, repeated.events) == (first.decision, True, ())
     assert story.kinds().count("ToolStarted") == 1
 
@@ -96,6 +98,22 @@ def test_a_race_of_two_deciders_in_one_drain_has_one_winner_200_times_f065():
             story.ask("k2", command(question, pair[1]))
         story.go()
         assert story.step(2).status == ("started" if pair[0] == "allow" else "denied")
+
+
+def test_each_refusal_names_the_request_that_answered_its_own_question_f065():
+    story = asked("t.put", "t.pay")
+    put, pay = story.opened()
+    story.asked("k1", command(pay, "allow"))
+    story.later(1)
+    story.asked("k2", command(put, "deny"))
+    story.asked("k3", command(put, "deny"))
+    story.restart(1)
+    for question, other, key, at in ((pay, "deny", "k1", NOON), (put, "allow", "k2", NOON + timedelta(seconds=1))):
+        with pytest.raises(errors.AlreadyDecided) as refusal:
+            story.ask("k", command(question, other))
+        told = refusal.value.details
+        assert (told["approvalId"], told["clientRequestId"], told["decidedAt"]) == (question.approval_id, key, at)
+        assert "decidedBy" not in told
 
 
 def test_a_wrong_digest_is_stale_before_and_after_the_decision():
@@ -158,8 +176,12 @@ def test_silence_is_never_consent_an_open_question_expires_into_a_denial_f069(re
     assert story.step(2).error.kind == "expired"  # type: ignore[union-attr]
     assert story.state.closed[question.approval_id].status == "expired"
     assert story.doing() == [3]
-    with pytest.raises(errors.InvalidState):
+    with pytest.raises(errors.InvalidState) as refusal:
         story.ask("late", command(question, "allow"))
+    assert refusal.value.details == {
+        "status": "running", "approval": "expired", "approvalId": question.approval_id,
+        "closedAt": NOON + timedelta(seconds=60), "source": "expiry",
+    }  # fmt: skip
 
 
 def test_an_answer_that_comes_when_the_question_is_due_is_too_late():
@@ -167,7 +189,10 @@ def test_an_answer_that_comes_when_the_question_is_due_is_too_late():
     story.now += timedelta(seconds=60)
     with pytest.raises(errors.InvalidState) as refusal:
         story.ask("late", command(story.opened()[0], "allow"))
-    assert refusal.value.details == {"status": "waiting", "approval": "expired"}
+    assert refusal.value.details == {
+        "status": "waiting", "approval": "expired", "approvalId": story.opened()[0].approval_id,
+        "closedAt": NOON + timedelta(seconds=60), "source": "expiry",
+    }  # fmt: skip
 
 
 def test_an_allow_that_was_not_consumed_expires_as_well():
@@ -205,6 +230,12 @@ def test_a_stricter_policy_after_a_restart_voids_the_question_or_its_allow(decid
     story.go()
     assert story.state.closed[question.approval_id].status == "voided"
     assert (story.step(3).status, story.step(3).error.kind) == ("denied", "policy")  # type: ignore[union-attr]
+    with pytest.raises(errors.InvalidState) as refusal:
+        story.ask("late", command(question, "allow"))
+    assert refusal.value.details == {
+        "status": "waiting", "approval": "voided", "approvalId": question.approval_id,
+        "closedAt": NOON + timedelta(seconds=1), "source": "daemon", "reason": "policy denies this call",
+    }  # fmt: skip
 
 
 def test_a_policy_that_became_looser_lets_nothing_pass_that_was_pinned_stricter():
@@ -218,6 +249,7 @@ def test_a_cancel_withdraws_open_and_allowed_questions_f069():
     story = asked("t.put", "t.pay")
     put, pay = story.opened()
     story.answer("allow", place=1)
+    story.later(1)
     story.asked("c", CancelCommand())
     assert story.status == "cancelled"
     assert {a.approval_id: a.status for a in story.state.closed.values()} == {
@@ -225,8 +257,27 @@ def test_a_cancel_withdraws_open_and_allowed_questions_f069():
         pay.approval_id: "withdrawn",
     }
     assert [story.step(n).status for n in (2, 3)] == ["withdrawn", "withdrawn"]
-    with pytest.raises(errors.InvalidState):
-        story.ask("k", command(put, "allow"))
+    for question in (put, pay):
+        with pytest.raises(errors.InvalidState) as refusal:
+            story.ask("k", command(question, "allow"))
+        assert refusal.value.details == {
+            "status": "cancelled", "approval": "withdrawn", "approvalId": question.approval_id,
+            "closedAt": NOON + timedelta(seconds=1), "source": "cancel", "clientRequestId": "c",
+        }  # fmt: skip
+
+
+def test_the_end_of_a_run_closes_its_questions_and_says_so():
+    story = asked("t.pay", "t.pay")
+    first, second = story.opened()
+    story.later(1)
+    story._commit((ev.RunFailed(error=ev.Trouble(kind="model")),))
+    for question in (first, second):
+        with pytest.raises(errors.InvalidState) as refusal:
+            story.ask("k", command(question, "allow"))
+        assert refusal.value.details == {
+            "status": "failed", "approval": "withdrawn", "approvalId": question.approval_id,
+            "closedAt": NOON + timedelta(seconds=1), "source": "end",
+        }  # fmt: skip
 
 
 def test_a_question_survives_any_number_of_restarts_as_it_is_s4_70():

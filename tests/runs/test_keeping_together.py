@@ -12,7 +12,8 @@ from rpcagent.runs import keeper, roster
 from rpcagent.runs.definition import Rule
 from rpcagent.runs.outcomes import LookUp
 from rpcagent.runs.ports import Checkpoint
-from rpcagent.runs.requests import CancelCommand
+from rpcagent.runs.requests import ApproveCommand, CancelCommand
+from rpcagent.runs.state import Approval
 
 from .keeping import Life, Shelf, Store, virtual
 
@@ -186,3 +187,37 @@ async def test_a_held_run_that_looks_up_what_became_of_a_call_goes_on_doing_so_t
 def test_an_empty_history_is_no_state():
     with pytest.raises(ValueError, match="empty"):
         roster.replayed("run_x", [])
+
+
+@virtual
+async def test_a_run_that_left_memory_still_says_who_answered_its_question_and_what_closed_it_f065():
+    store = Store()
+    async with store.life() as life:
+        answered, cancelled = await life.start("a", "bank.pay"), await life.start("b", "bank.pay")
+        asked = {}
+        for run in (answered, cancelled):
+            actor = await life.supervisor.find(run)
+            assert actor.state is not None
+            [asked[run]] = actor.state.open_approvals()
+        await life.ask(answered, "ada's", command(asked[answered], "allow"))
+        await life.settled(answered)
+        await life.ask(cancelled, "stop", CancelCommand())
+        before = [await refusal(life, run, asked[run]) for run in (answered, cancelled)]
+        assert [told["code"] for told in before] == ["ALREADY_DECIDED", "INVALID_STATE"]
+        assert [told["clientRequestId"] for told in before] == ["ada's", "stop"]
+        await life.keeper.checkpoint()
+        assert life.roster.actors == {}
+    async with store.life() as life:
+        assert [await refusal(life, run, asked[run]) for run in (answered, cancelled)] == before
+        assert sorted(store.reads) == sorted([answered, cancelled])
+
+
+def command(question: Approval, decision: str) -> ApproveCommand:
+    return ApproveCommand(approval_id=question.approval_id, digest=question.digest, decision=decision, decided_by="ada")
+
+
+async def refusal(life: Life, run: str, question: Approval) -> dict[str, Any]:
+    """Of an answer that comes too late."""
+    with pytest.raises(errors.RpcAgentError) as refused:
+        await life.ask(run, "late", command(question, "deny"))
+    return refused.value.data
