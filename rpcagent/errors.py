@@ -83,8 +83,8 @@ class Overloaded(RpcAgentError):
 
 
 class NotFound(RpcAgentError):
-    """This store has no such run, approval or output. details: runId (and deleted, if it was there once), approvalId, stepId or
-    digest."""
+    """This store has no such run, approval or output. details: of a run runId and storeId, the store that was asked (and
+    deleted, if it was there once); else approvalId, stepId or digest."""
 
     number, code = -32002, "NOT_FOUND"
 

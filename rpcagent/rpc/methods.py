@@ -307,7 +307,8 @@ async def _reach(supervisor: Supervisor, run_id: str) -> Actor:
     try:
         return await supervisor.find(run_id)
     except errors.KeyExpired as gone:
-        raise errors.NotFound("the run was deleted", runId=run_id, deleted=True) from gone
+        store_id = supervisor.journal.store_id
+        raise errors.NotFound("the run was deleted", runId=run_id, deleted=True, storeId=store_id) from gone
 
 
 async def shutdown(ctx: Context, params: wire.ShutdownParams) -> dict[str, Any]:

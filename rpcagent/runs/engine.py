@@ -73,6 +73,16 @@ class Letter(msgspec.Struct, kw_only=True):
 Mail = Letter | Report | Wake
 
 
+def no_such_run(run_id: str, store_id: str) -> errors.NotFound:
+    """Most often the run is there, in another store than the one that was asked: the answer says which one that is."""
+    return errors.NotFound(
+        "there is no such run in this store: is it the store in which the run began? Each workspace has its own, unless "
+        "--store names one; compare `storeId` with what `initialize` told there",
+        runId=run_id,
+        storeId=store_id,
+    )
+
+
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate: the next commit and its bytes, and what it leads to once it is durable."""
 
@@ -234,7 +244,7 @@ class Actor:
             if isinstance(ask, Start):
                 letter.receipt = _begin(state, ask, self.run_id)
             elif state is None:
-                letter.refusal = errors.NotFound("there is no such run in this store", runId=self.run_id)
+                letter.refusal = no_such_run(self.run_id, self._host.journal.store_id)
             else:
                 busy = bool(self.performing.keys() - reported)
                 letter.receipt = receive(state, ask, self._host.rules.epoch, now, busy=busy)

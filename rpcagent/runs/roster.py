@@ -22,7 +22,7 @@ from rpcagent.ids import is_run_id
 from rpcagent.runs import events as ev
 from rpcagent.runs import summary
 from rpcagent.runs.definition import Definition
-from rpcagent.runs.engine import Actor
+from rpcagent.runs.engine import Actor, no_such_run
 from rpcagent.runs.fold import apply
 from rpcagent.runs.ports import Archive
 from rpcagent.runs.state import RunState
@@ -42,11 +42,13 @@ class Roster:
     def __init__(
         self,
         archive: Archive,
+        store_id: str,
         make: Callable[[str], Actor],
         damaged: Callable[[Actor, Exception], None],
         back: Callable[[Actor], None],
     ) -> None:
         self.archive = archive
+        self._store_id = store_id
         self.actors: dict[str, Actor] = {}
         self.parked: dict[str, Summary] = {}
         self.counts: Counter[str] = Counter()
@@ -105,7 +107,7 @@ class Roster:
                 if self.archive.lost:
                     raise _perhaps_lost(self.archive.lost)
             if not make:
-                raise errors.NotFound("there is no such run in this store", runId=run_id)
+                raise no_such_run(run_id, self._store_id)
             actor = self.actor(run_id)
 
     async def bring_in(self, run_id: str, *, least: int = 0) -> bool:

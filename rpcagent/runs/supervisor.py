@@ -79,7 +79,7 @@ class Supervisor:
         self.fatal = fatal
         self.grace_ms = grace_ms
         self.archive = archive if archive is not None else MemoryArchive()
-        self.roster = Roster(self.archive, self._make, self._keep_as_it_is, self._came_back)
+        self.roster = Roster(self.archive, journal.store_id, self._make, self._keep_as_it_is, self._came_back)
         self.recovered = 0
         self.hurried = False
         self.subscriber: Subscriber | None = None

@@ -168,7 +168,8 @@ def test_a_late_request_for_a_deleted_run_is_told_so_by_every_method_and_begins_
         ):
             with refused("NOT_FOUND") as caught:
                 daemon.call(method, **params)
-            assert caught[0].data["deleted"] is True
+            told = {"runId": gone, "deleted": True, "storeId": daemon.call("status")["storeId"]}
+            assert caught[0].data == {"code": "NOT_FOUND", "retryable": False, **told}
         assert len(daemon.call("list")["runs"]) == 2
         assert daemon.stop() == 0
 

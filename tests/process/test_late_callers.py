@@ -43,7 +43,7 @@ def test_each_way_in_which_an_answer_comes_too_late_or_to_the_wrong_place_has_it
         with refused_somehow() as caught:
             daemon.call("approve", clientRequestId="late", decision=decision, **asked)
         data = caught[0].data
-        shown = {"code", "approval", "decision", "status", "runId", "source", "clientRequestId"}
+        shown = {"code", "approval", "decision", "status", "runId", "source", "clientRequestId", "storeId"}
         return {name: data[name] for name in data if name in shown}
 
     wall, rig = tmp_path / "wall", ("--wall-clock", str(tmp_path / "wall"))
@@ -63,6 +63,7 @@ def test_each_way_in_which_an_answer_comes_too_late_or_to_the_wrong_place_has_it
     with nursery.daemon(tmp_path / "store", rig=rig) as daemon:
         ended = {"status": "completed"}
         person = {"source": "person", "clientRequestId": "first"}
+        this_store = {"storeId": daemon.call("status")["storeId"]}
         stop = {"source": "cancel", "clientRequestId": "stop"}
         never = asked["allowed"] | {"approvalId": asked["allowed"]["approvalId"].rpartition("_")[0] + "_9"}
         assert {
@@ -80,7 +81,7 @@ def test_each_way_in_which_an_answer_comes_too_late_or_to_the_wrong_place_has_it
             "cancelled": {"code": "INVALID_STATE", "approval": "withdrawn", "status": "cancelled"} | stop,
             "another digest": {"code": "STALE_DIGEST"},
             "never asked": {"code": "NOT_FOUND", "runId": never["runId"]},
-            "another store": {"code": "NOT_FOUND", "runId": elsewhere["runId"]},
+            "another store": {"code": "NOT_FOUND", "runId": elsewhere["runId"]} | this_store,
         }
         with refused("ALREADY_DECIDED") as caught:
             daemon.call("approve", clientRequestId="late", decision="deny", **asked["allowed"])

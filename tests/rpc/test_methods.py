@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from rpcagent.ids import run_id as derived
 from tests.scenarios.process import Life
 from tests.scenarios.world import MemoryLog, Outside, WorldClock
 
@@ -37,13 +38,17 @@ class Daemon:
 
     async def call(self, method: str, **params: Any) -> Any:
         """The result, or the word of the error."""
+        answer = await self.answer(method, **params)
+        return answer["result"] if "result" in answer else answer["error"]["data"]["code"]
+
+    async def answer(self, method: str, **params: Any) -> Any:
         request = {"jsonrpc": "2.0", "id": method, "method": method, "params": params}
         with anyio.fail_after(LIMIT_S):
             await self.life.feed(json.dumps(request).encode() + b"\n")
             await self.life.settled()
         [answer] = [one for one in self.out if one.get("id") == method]
         self.out.remove(answer)
-        return answer["result"] if "result" in answer else answer["error"]["data"]["code"]
+        return answer
 
 
 @pytest.fixture
@@ -82,6 +87,27 @@ async def test_only_runs_that_there_are_become_the_peers_own(daemon: Daemon) -> 
     daemon.log.state = "ok"
     run_id = (await daemon.call("start", clientRequestId="b", **START))["runId"]
     assert own == {run_id}
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("status", {"runId": NO_RUN}),
+        ("status", {"clientRequestId": "never-sent"}),
+        ("events", {"runId": NO_RUN}),
+        ("cancel", {"runId": NO_RUN, "clientRequestId": "a"}),
+    ],
+)
+async def test_where_a_run_is_not_there_the_answer_names_the_store_that_was_asked_s1_17(
+    daemon: Daemon, method: str, params: dict[str, str]
+) -> None:
+    error = (await daemon.answer(method, **params))["error"]
+    run_id = params.get("runId", derived(daemon.log.store_id, "", "never-sent"))
+    assert error["data"] == {
+        "code": "NOT_FOUND", "retryable": False, "runId": run_id, "storeId": daemon.log.store_id,
+    }  # fmt: skip
+    assert (await daemon.call("status"))["storeId"] == daemon.log.store_id
+    assert error["message"].startswith("there is no such run in this store: is it the store in which the run began?")
 
 
 async def test_a_start_that_is_the_peers_own_is_told_from_its_first_event(daemon: Daemon) -> None:

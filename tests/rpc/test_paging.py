@@ -184,7 +184,7 @@ async def test_a_deleted_run_is_not_listed_from_the_moment_of_its_deletion():
         assert [run["runId"] for run in await pages(life, limit=2)] == runs[5:]
         with pytest.raises(errors.NotFound) as refusal:
             await methods.status(context(life), wire.StatusParams(run_id=runs[0]))
-        assert refusal.value.details == {"runId": runs[0], "deleted": True}
+        assert refusal.value.details == {"runId": runs[0], "deleted": True, "storeId": "store"}
         await life.keeper.checkpoint()
         assert [run["runId"] for run in await pages(life, limit=2)] == runs[5:]
     async with store.life() as life:
