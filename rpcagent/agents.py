@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from rpcagent import errors
 from rpcagent.config import FileConfig
+from rpcagent.ids import digest_of
 from rpcagent.models.catalog import Catalog
 from rpcagent.rpc import wire
 from rpcagent.runs.commands import READ_ONLY_COMMANDS
@@ -19,6 +22,8 @@ from rpcagent.tools.registry import Registry
 
 BUILT_IN_AGENT = "default"
 INSTRUCTION_BYTES_MAX = 256 * 1024
+DIGESTS_MOST = 256
+"""Of present agents, kept at once: a caller may give each run a budget of its own."""
 
 
 class Agents:
@@ -28,6 +33,8 @@ class Agents:
         self._config = config
         self._catalog = catalog
         self._registry = registry
+        self._present: dict[str, Definition | None] = {}
+        self._digests: dict[tuple[str, Budget], str | None] = {}
 
     def present_rules(self) -> dict[str, tuple[Rule, ...]]:
         """Today's policy of every agent that the configuration names; a run goes by the stricter of it and its own."""
@@ -36,13 +43,73 @@ class Agents:
     async def define(self, params: wire.StartParams, workspace: str) -> Definition:
         """The definition of a new run. May start MCP servers, to learn their tools."""
         agent, name = self._agent(params.agent)
-        return Definition(
-            agent=name,
+        return self._definition(
+            agent,
+            name,
             instructions=_instructions(agent, Path(workspace)),
             model=self._model(agent.model),
             tools=await self._tools(agent, workspace),
-            rules=self._rules(agent),
             budget=params.budget or agent.budget or self._config.budget or Budget(),
+        )
+
+    def current(self, pinned: Definition) -> str | None:
+        """The digest of what the agent of the same name would pin now, with the budget that this run has, which its `start`
+        may have set. None where the configuration alone does not tell: there is no agent of that name, none of its runs
+        could begin, or what it pins depends on an MCP server or on other files too.
+
+        Reads no file, asks nobody, and is worked out once for each agent and budget: it is shown in every `status`.
+        """
+        name, budget = pinned.agent, pinned.budget
+        if (name, budget) not in self._digests:
+            if len(self._digests) >= DIGESTS_MOST:
+                self._digests.clear()
+            present = self._by_itself(name)
+            self._digests[name, budget] = None if present is None else digest_of(replace(present, budget=budget))
+        return self._digests[name, budget]
+
+    def _by_itself(self, name: str) -> Definition | None:
+        """What `define` makes of the agent of this name with nothing but the configuration, where that is enough."""
+        if name not in self._config.agents and name != BUILT_IN_AGENT:
+            return None
+        if name not in self._present:
+            agent, _ = self._agent(name)
+            self._present[name] = None if self._reads_files(agent) else self._tried(agent, name)
+        return self._present[name]
+
+    def _reads_files(self, agent: wire.AgentParams) -> bool:
+        model = self._config.models.get(agent.model) if isinstance(agent.model, str) else agent.model
+        return bool(agent.instruction_files) or (model is not None and model.script_file is not None)
+
+    def _tried(self, agent: wire.AgentParams, name: str) -> Definition | None:
+        try:
+            return self._definition(
+                agent,
+                name,
+                instructions=agent.instructions,
+                model=self._model(agent.model),
+                tools=self._registry.resolve(agent.tools),
+                budget=Budget(),
+            )
+        except errors.InvalidParams:  # also where it has tools of an MCP server, which `resolve` does not know
+            return None
+
+    def _definition(
+        self,
+        agent: wire.AgentParams,
+        name: str,
+        *,
+        instructions: str,
+        model: ModelSettings,
+        tools: tuple[ToolSpec, ...],
+        budget: Budget,
+    ) -> Definition:
+        return Definition(
+            agent=name,
+            instructions=instructions,
+            model=model,
+            tools=tools,
+            rules=self._rules(agent),
+            budget=budget,
             read_only_commands=_commands(agent),
         )
 

@@ -252,6 +252,7 @@ class Daemon:
             supervisor=supervisor,
             notifier=self._notifier,
             define=self._define,
+            current=lambda pinned: self._agents.current(pinned) if self._agents is not None else None,
             workspace=self._workspace,
             health=self._health,
             shutdown=self._shutdown,

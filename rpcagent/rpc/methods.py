@@ -55,12 +55,14 @@ class Waits:
 
 class Context(msgspec.Struct, kw_only=True):
     """What the handlers of one connection stand on. `define` makes the pinned definition from the params of `start`,
-    `workspace` the real path of the directory that it names;
+    `workspace` the real path of the directory that it names; `current` is the digest of what a run of the same agent would pin
+    now, None where that cannot be told at once;
     `health` tells of store and process; `shutdown` begins the end, with a grace time in milliseconds or None."""
 
     supervisor: Supervisor
     notifier: Notifier
     define: Callable[[wire.StartParams, str], Awaitable[Definition]]
+    current: Callable[[Definition], str | None]
     workspace: Callable[[str | None], str]
     health: Callable[[], dict[str, Any]]
     shutdown: Callable[[int | None], None]
@@ -179,6 +181,9 @@ async def status(ctx: Context, params: wire.StatusParams) -> dict[str, Any]:
         return {"run": _run(ctx, actor)}
     shown = status_view(actor.state, supervisor.rules.epoch, busy=actor.busy) | {"run": _run(ctx, actor)}
     shown |= _input_shown(actor.state.input)
+    current = ctx.current(actor.state.definition)
+    differs = None if current is None else current != actor.state.definition_digest
+    shown["definition"] |= {"current": current, "differs": differs}
     if params.client_request_id is not None:
         shown["request"] = request_view(actor.state.requests.get(params.client_request_id))
     return shown

@@ -201,8 +201,13 @@ class Budget(Shown, frozen=True, kw_only=True):
 
 
 class Pinned(Shown, frozen=True, kw_only=True):
+    """Digests: of the agent as the run pinned it, and of what the agent of the same name would pin now, with the same budget.
+    `current` and `differs` are null where the daemon's configuration alone does not tell."""
+
     pinned: str
     context_version: int
+    current: str | None
+    differs: bool | None
 
 
 class Attention(Shown, frozen=True, kw_only=True):

@@ -89,8 +89,12 @@ def _happened(text: str) -> list[str]:
 
 
 def _run(daemon: Daemon, run_id: str) -> dict[str, Any]:
+    """What is compared with the present agents is no matter of the store."""
+    status = daemon.call("status", runId=run_id)
+    if "definition" in status:
+        status["definition"] = {k: v for k, v in status["definition"].items() if k not in {"current", "differs"}}
     return {
-        "status": daemon.call("status", runId=run_id),
+        "status": status,
         "events": daemon.call("events", runId=run_id, limit=1_000),
     }
 

@@ -231,6 +231,7 @@ def test_a_run_keeps_the_tools_and_the_workspace_it_began_with_whatever_the_conf
         run_id = start(daemon, "run", agent="reader", drive="manual")
         daemon.call("step", runId=run_id, clientRequestId="model")
         pinned = daemon.call("status", runId=run_id)["definition"]
+        assert (pinned["current"], pinned["differs"]) == (pinned["pinned"], False)
         daemon.kill()
     config.write_text(f'[agents.reader]\ntools = ["files", "shell"]\nmodel = "m"\n[models.m]\n{script}\n{allow}')
     with Daemon(store, "--config", str(config), workspace=elsewhere) as daemon:
@@ -238,7 +239,10 @@ def test_a_run_keeps_the_tools_and_the_workspace_it_began_with_whatever_the_conf
         assert "the old place" in read["result"]["content"][0]["text"]
         daemon.call("step", runId=run_id, clientRequestId="ask")
         shown = daemon.call("status", runId=run_id)
-        assert shown["definition"] == pinned
+        now = daemon.call("status", runId=start(daemon, "another", agent="reader", drive="manual"))["definition"]
+        assert (now["current"], now["differs"]) == (now["pinned"], False)
+        assert now["pinned"] != pinned["pinned"]
+        assert shown["definition"] == pinned | {"current": now["pinned"], "differs": True}
         assert (step_of(shown, "shell.run")["status"], step_of(shown, "shell.run")["error"]["kind"]) == (
             "denied",
             "invalid",

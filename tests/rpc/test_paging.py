@@ -24,8 +24,9 @@ def no_resident_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "_CHUNK", 2)
 
 
-def context(life: Life) -> Any:
-    return SimpleNamespace(supervisor=life.supervisor, notifier=SimpleNamespace(names=lambda _run: None))
+def context(life: Life, current: str | None = None) -> Any:
+    notifier = SimpleNamespace(names=lambda _run: None)
+    return SimpleNamespace(supervisor=life.supervisor, notifier=notifier, current=lambda _pinned: current)
 
 
 async def page(life: Life, **params: Any) -> dict[str, Any]:
@@ -189,6 +190,22 @@ async def test_a_deleted_run_is_not_listed_from_the_moment_of_its_deletion():
         assert [run["runId"] for run in await pages(life, limit=2)] == runs[5:]
     async with store.life() as life:
         assert [run["runId"] for run in await pages(life, limit=2)] == runs[5:]
+
+
+@pytest.mark.parametrize("does", ["end", "bank.pay"])
+@virtual
+async def test_a_run_that_is_in_files_alone_is_compared_with_the_present_agent_as_any_other_s4_77(does: str):
+    store = Store()
+    async with store.life() as life:
+        run = await life.start("a", does)
+        await life.keeper.checkpoint()
+        assert run not in life.roster.actors
+        pinned = store.states()[run].definition_digest
+        for current, differs in ((pinned, False), ("sha256:0", True), (None, None)):
+            answer = await methods.status(context(life, current), wire.StatusParams(run_id=run))
+            told = {"pinned": pinned, "contextVersion": 1, "current": current, "differs": differs}
+            assert answer["definition"] == told
+        assert (store.reads, store.calls[run]) == ([run], 0)
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -123,6 +123,7 @@ class Life:
             supervisor=self.supervisor,
             notifier=self.notifier,
             define=self._agents.define,
+            current=self._agents.current,
             workspace=lambda named: WORKSPACE if named in {None, WORKSPACE} else self._daemon._workspace(named),
             health=self._health,
             shutdown=self._shutdown,
