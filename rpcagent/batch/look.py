@@ -139,9 +139,16 @@ def _facts(shown: Json) -> list[tuple[str, str]]:
         "started": run.get("startedAt") and clock(run["startedAt"]),
         "last event": run.get("updatedAt") and f"{run['lastSeq']} at {clock(run['updatedAt'])}",
         "budget": _budget(shown.get("budget")),
-        "definition": shown.get("definition", {}).get("pinned"),
+        "definition": _definition(shown.get("definition")),
     }
     return facts + [(name, visible(str(text))) for name, text in optional.items() if text]
+
+
+def _definition(definition: Json | None) -> str:
+    if definition is None:
+        return ""
+    other = "; the agent is configured otherwise now, and this run keeps its own" if definition.get("differs") else ""
+    return f"{definition['pinned']}{other}"
 
 
 def _budget(budget: Json | None) -> str:
@@ -154,7 +161,9 @@ def _budget(budget: Json | None) -> str:
         if used or (limit is not None and name in spent):
             of = f" of {limit:g}" if limit is not None else ""
             parts.append(f"{name} {round(used, 4):g}{of}")
-    return ", ".join(parts)
+    near = budget.get("near", ())
+    warning = f"; near its limit: {', '.join(near)}" if near else ""
+    return ", ".join(parts) + warning
 
 
 def _step_row(step: Json) -> tuple[list[object], Tone]:

@@ -125,6 +125,15 @@ def test_show_tells_plan_trouble_and_output(stage: Stage) -> None:
     assert played.out.endswith("\noutput:\none\ntwo\\x07\n")
 
 
+def test_show_warns_of_limits_and_of_an_agent_that_is_another_one_now_r_te_3(stage: Stage) -> None:
+    answer = shown("running")
+    answer["result"]["budget"]["near"] = ["steps", "tokens"]
+    answer["result"]["definition"] |= {"current": "sha256:01", "differs": True}
+    played = stage.play("show", RUN, answers=[answer])
+    assert "budget     steps 3 of 500, attempts 4, activeS 0.25; near its limit: steps, tokens\n" in played.out
+    assert "definition sha256:00; the agent is configured otherwise now, and this run keeps its own\n" in played.out
+
+
 def test_show_as_json_is_the_status_of_the_protocol(stage: Stage) -> None:
     answer = shown("waiting", may_write())
     played = stage.play("show", RUN, "--json", answers=[answer])
