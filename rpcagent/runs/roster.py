@@ -98,14 +98,12 @@ class Roster:
             if actor is None and (run_id in self.parked or (is_run_id(run_id) and self.archive.may_hold(run_id))):
                 async with _Turn(self._loading, run_id):
                     found = await self.bring_in(run_id)
+                    if not found and self.archive.lost is None:
+                        await self.archive.learn()  # in turn, or a twin that came later would be first
                 if found:
                     continue
-            if actor is None and is_run_id(run_id):
-                if self.archive.lost is None:
-                    await self.archive.learn()
-                    continue
-                if self.archive.lost:
-                    raise _perhaps_lost(self.archive.lost)
+            if actor is None and self.archive.lost and is_run_id(run_id):
+                raise _perhaps_lost(self.archive.lost)
             if not make:
                 raise no_such_run(run_id, self._store_id)
             actor = self.actor(run_id)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from rpcagent import errors
 from rpcagent.journal.checkpoint import Checkpointer
@@ -132,6 +133,21 @@ async def test_runs_that_are_known_by_the_log_or_the_manifest_alone_are_not_lost
             await life.start("waits", "bank.pay")
         assert refusal.value.details["runs"] == [waits]
         await life.start("new")
+
+
+async def test_of_twins_that_come_before_it_is_known_which_runs_there_are_the_first_begins_the_run(disk: OnDisk):
+    await past(disk)
+    async with disk.life() as life:
+        new, reached = life.identity("new"), list[int]()
+
+        async def twin(number: int) -> None:
+            assert await life.roster.reach(new, make=True) is life.roster.actors[new]
+            reached.append(number)
+
+        async with anyio.create_task_group() as group:
+            for number in range(3):
+                group.start_soon(twin, number)
+        assert reached == [0, 1, 2]
 
 
 def full(*_: Any) -> None:
