@@ -287,11 +287,18 @@ class FileArchive:
         if horizon is None:
             return []
 
-        def look(index: Index) -> list[Due]:
-            gone = due(index.expired(horizon), now, self._retention)
+        def look(rows: Iterable[Ended]) -> list[Due]:
+            gone = due(rows, now, self._retention)
             return [found for one in gone if (found := self._due(one.run, one.reason)) is not None]
 
-        return await self._look_up(look)
+        try:
+            return await self._look_up(lambda index: look(index.expired(horizon)))
+        except errors.StoragePoisoned:
+            raise
+        except errors.StorageError:
+            # A disk that is full to the last byte has no room for the index either, and what goes now makes room. What
+            # this does not find is kept, and lets no other run seem older than it is.
+            return await anyio.to_thread.run_sync(lambda: look(self._filed()), limiter=self._saving)
 
     def _due(self, run_id: str, reason: str) -> Due | None:
         """The index only proposes: what the run's own files say counts. What cannot be read is kept."""
@@ -372,6 +379,10 @@ class FileArchive:
         """Of all ended runs, from their own files. Damaged ones are left out, and told."""
         if sum(self._ended.values()):
             self._note("the index of ended runs is made anew")
+        yield from self._filed(self._note)
+
+    def _filed(self, note: Callable[[str], None] = lambda _text: None) -> Iterator[Ended]:
+        """The ended runs as their own files tell, one after the other, in no order that counts."""
         for run_id in filter(runfiles.names_a_run, self._names(runfiles.FOLDER)):
             if run_id in self._tombstones:
                 continue
@@ -379,7 +390,7 @@ class FileArchive:
                 state = runfiles.read_state(self._writer, run_id)
                 row = ended_row(run_id, state, decoded(run_id, state.summary)) if state is not None else None
             except (errors.StoreDamaged, errors.StorageError, errors.Incompatible):
-                self._note(f"run {run_id} is not listed: its files cannot be used; `rpcagent verify` tells more")
+                note(f"run {run_id} is not listed: its files cannot be used; `rpcagent verify` tells more")
                 continue
             if row is not None:
                 yield row

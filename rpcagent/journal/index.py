@@ -445,6 +445,8 @@ def _meaning(error: sqlite3.Error) -> Exception:
         return errors.StoragePoisoned("A sync of the index failed.", errno="EIO")
     if code in {sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_DATA, sqlite3.SQLITE_IOERR_CORRUPTFS}:
         return IndexUnusable(str(error))
+    if code == sqlite3.SQLITE_IOERR_SHMSIZE:  # all that it does is to make the file longer
+        return errors.StorageError("There is no room to open the index.", errno="ENOSPC")
     name = {
         sqlite3.SQLITE_FULL: "ENOSPC",
         sqlite3.SQLITE_IOERR: "EIO",

@@ -217,7 +217,7 @@ class Wal:
     def mark(self) -> Mark:
         """The present end of the log, for a checkpoint. On return a segment begins there, durable under its name, so that
         those before it can go once the checkpoint covers them. `run_ends`, `tail_bytes` and `tail_records` begin anew:
-        who does not get the checkpoint done keeps `ends`.
+        who does not get the checkpoint done keeps `ends`. Where there is nothing to move, what room there is goes to the reserve.
 
         Raises StorageError (errno): there is no mark, the log goes on, try again. StoragePoisoned as `append`."""
         if self.state == "poisoned":
@@ -228,6 +228,8 @@ class Wal:
             # A segment of format 0 is closed even where it is empty: what follows a checkpoint says that it does.
             if self._holds_records() or self._format != record.FORMAT:
                 self._rotate()
+            elif self._reserve.spent and self._reserve.restore():
+                self.state, self.errno = "ok", None  # there is room, and no checkpoint that needs it first
         except errors.StoragePoisoned:
             raise
         except errors.StorageError:

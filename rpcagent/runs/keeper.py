@@ -257,7 +257,7 @@ class Keeper:
                 raise
             except errors.StorageError:
                 pass  # the disk may be full, and what goes now makes room
-        deleted = await self.collect()
+        deleted = await self._collect_piecemeal()
         if self.deleted:
             try:
                 await self.checkpoint()
@@ -267,8 +267,27 @@ class Keeper:
                 # Their files go with a checkpoint. Where there is no room for one, they go first.
                 await self._archive.remove(list(self.deleted))
                 await self.checkpoint()
+            if self._supervisor.journal.health()["state"] == "full":
+                await self.checkpoint()  # nothing is left to move: what was freed is held in reserve again
         await self._collect_blobs()
         return deleted
+
+    async def _collect_piecemeal(self) -> list[Due]:
+        """As `collect`. Where the log takes no more deletions, the files of those that it took make room for the others."""
+        deleted: list[Due] = []
+        removed = 0
+        while True:
+            try:
+                await self._collect(deleted)
+            except errors.StoragePoisoned:
+                raise
+            except errors.StorageError:
+                if len(self.deleted) == removed:
+                    raise
+                removed = len(self.deleted)
+                await self._archive.remove(list(self.deleted))
+            else:
+                return deleted
 
     async def _collect_blobs(self) -> None:
         """Not while a run is damaged: what it refers to is not known."""
@@ -289,6 +308,11 @@ class Keeper:
         """Deletes what retention says, the oldest first: its tombstone is durable before any file goes. Returns what was
         deleted. Raises StorageError, StoragePoisoned."""
         deleted: list[Due] = []
+        await self._collect(deleted)
+        return deleted
+
+    async def _collect(self, deleted: list[Due]) -> None:
+        """As `collect`; what was deleted is in `deleted` also where it raises."""
         failures: list[errors.StorageError] = []
 
         async def delete(due: Due) -> None:
@@ -306,7 +330,6 @@ class Keeper:
                         group.start_soon(delete, due)
                 if failures:
                     raise failures[0]
-        return deleted
 
     async def _delete(self, due: Due) -> bool:
         supervisor, roster = self._supervisor, self._roster

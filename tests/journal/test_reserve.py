@@ -95,6 +95,17 @@ def test_once_there_is_room_the_reserve_is_whole_before_anything_new_is_recorded
     assert (disk.size("RESERVE"), full.state, full.errno) == (HELD, "ok", None)
 
 
+def test_a_mark_of_an_empty_log_holds_the_reserve_again_and_one_with_records_leaves_room_to_its_checkpoint(
+    disk: SmallDisk, full: Wal
+) -> None:
+    full.append_outcomes([item(2, 100)])
+    disk.room += HELD + 500
+    full.mark()
+    assert (disk.size("RESERVE"), full.state) == (0, "full")
+    full.mark()
+    assert (disk.size("RESERVE"), full.state, full.errno) == (HELD, "ok", None)
+
+
 def test_outcomes_beyond_the_reserve_are_refused_and_nothing_of_them_is_recorded(disk: SmallDisk, full: Wal) -> None:
     with pytest.raises(errors.StorageError):
         full.append_outcomes([item(2, 3 * HELD)])

@@ -136,6 +136,59 @@ def test_retention_makes_room_on_a_full_disk_f025(tmp_path: Path):
         assert (found.code, damage(found)) == (0, [])
 
 
+@disks.needs_mounts
+@pytest.mark.parametrize(
+    ("index", "runs", "size"), [("there", 20, 40_000), ("missing", 20, 40_000), ("there", 1_100, 1)]
+)
+def test_a_daemon_that_is_started_on_a_full_disk_makes_room_by_retention_f025(
+    tmp_path: Path, index: str, runs: int, size: int
+):
+    """Also where more is to be deleted than the reserve has room to record."""
+    config = tmp_path / "retention.toml"
+    config.write_text('[retention]\nrules = [{ label = "old", after = "1ms" }]\n')
+    begin = {"agent": TALKER, "input": "y" * size, "waitMs": 20_000}
+    keys = [f"k{number}" for number in range(runs)]
+    with disks.tmpfs(tmp_path / "small", 32 << 20) as place:
+        store = place / "store"
+        with Daemon(
+            store, rig=("--checkpoint-every", "1", "--retry", "20"), workspace=tmp_path, log=tmp_path / "log"
+        ) as daemon:
+            for first in range(0, runs, 100):
+                sent = [
+                    daemon.send("start", clientRequestId=key, labels={"old": "1"}, **begin)
+                    for key in keys[first : first + 100]
+                ]
+                assert {daemon.result(ident)["run"]["status"] for ident in sent} == {"completed"}
+            kept = daemon.call("start", clientRequestId="kept", **begin)["runId"]
+            daemon.once(lambda shown: shown["checkpoint"]["tailRecords"] == 0)  # only what is in files can go
+            assert daemon.stop() == 0
+        if index == "missing":
+            (store / "index.sqlite").unlink()
+        take_all(place / "filler")
+        rig = ("--checkpoint-every", "100000", "--retry", "20", "--tidy-every", "300")
+        with Daemon(store, "--config", str(config), rig=rig, workspace=tmp_path, log=tmp_path / "log") as daemon:
+            assert daemon.call("status")["counts"] == {"completed": runs + 1}
+            with refused("STORAGE"):
+                daemon.call("start", clientRequestId="new", **begin)
+            daemon.once(lambda _: [path.name for path in (store / "runs").iterdir()] == [kept])
+            shown = daemon.once(lambda shown: shown["status"] == "ok")
+            assert (shown["counts"], shown["checkpoint"].get("trouble")) == ({"completed": 1}, None)
+            assert [run["runId"] for run in daemon.call("list")["runs"]] == [kept]
+            for key in (keys[0], keys[-1]):
+                with refused("KEY_EXPIRED"):
+                    daemon.call("start", clientRequestId=key, labels={"old": "1"}, **begin)
+            assert daemon.stop() == 0
+        with Daemon(store, workspace=tmp_path, log=tmp_path / "log") as daemon:
+            for key in (keys[0], keys[-1]):
+                with refused("KEY_EXPIRED"):
+                    daemon.call("start", clientRequestId=key, labels={"old": "1"}, **begin)
+            assert daemon.call("start", clientRequestId="kept", **begin)["replayed"] is True
+            assert daemon.call("start", clientRequestId="new", **begin)["run"]["status"] == "completed"
+            assert daemon.stop() == 0
+        found = said("verify", "--store", store, "--json")
+        assert (found.code, damage(found)) == (0, [])
+
+
 # The commands
 
 
