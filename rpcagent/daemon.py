@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from rpcagent import __version__, errors
 from rpcagent.agents import Agents
 from rpcagent.config import EMPTY, FileConfig, retention_of
-from rpcagent.journal.access import secure
+from rpcagent.journal.access import secure, why_read_only
 from rpcagent.journal.blobs import Blobs
 from rpcagent.journal.disk import StoreLock, make_store_folder
 from rpcagent.journal.opening import stranger_in
@@ -54,6 +54,11 @@ MAX_IN_FLIGHT = 1_024
 MAX_WAITING = 768
 MAX_BATCH = 100
 MAX_BATCH_BYTES = 16 << 20
+
+_READ_ONLY = (
+    "the store {store} can only be read ({errno}): nothing can be recorded in it. `runs`, `show`, `tail`, `log`, `verify`, `export` "
+    "and `backup` read it, and so does `serve --hold`; to go on with it, make a copy elsewhere: `rpcagent backup DIR`"
+)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +125,7 @@ class Daemon:
         """Takes the lock, replays, makes the open pass durable, and only then lets a request in."""
         while (trouble := self._take_lock()) is not None:
             self._store_error, self._exit = trouble, EXIT_NO_STORE
-            if self._config.hold and isinstance(trouble, errors.StoreLocked) and await self._look(trouble):
+            if self._config.hold and _can_be_read(trouble) and await self._look(trouble):
                 return
             if not isinstance(trouble, errors.StoreLocked):
                 self._opened.set()  # waiting would not help; tried again all the same
@@ -157,6 +162,9 @@ class Daemon:
                     retryable=False,
                     errno="ENOTEMPTY",
                 )
+            reason = why_read_only(store)
+            if reason == "EROFS" or (reason and self._config.hold):  # otherwise the log may still take records
+                return errors.StorageError(_READ_ONLY.format(store=store, errno=reason), errno=reason)
             for found in secure(store):
                 self._log.warning(
                     "the store was open to other users; it is closed now",
@@ -191,8 +199,9 @@ class Daemon:
         if not self._config.hold:
             self._group.start_soon(store.keeper.keep, self._low)
 
-    async def _look(self, locked: errors.StoreLocked) -> bool:
-        """A held daemon beside the owner of the store: what is acknowledged now is shown, and nothing can be asked for."""
+    async def _look(self, why: errors.RpcAgentError) -> bool:
+        """A held daemon beside the owner of the store, or on one that can only be read: what is acknowledged now is shown, and
+        nothing can be asked for; `why` is the answer to those who do."""
         try:
             store = self._store = await look_at_store(
                 self._config.store, self._supervise, sealing=self._sealing, note=self._log.warning
@@ -201,7 +210,7 @@ class Daemon:
             self._store_error = error
             return False
         context = self._context(store.supervisor)
-        methods = {name: self._refusing(m, locked) if m.mutating else m for name, m in METHODS.items()}
+        methods = {name: self._refusing(m, why) if m.mutating else m for name, m in METHODS.items()}
         self._session = self._session_on(self._dispatcher(methods), context)
         self._store_error, self._exit = None, EXIT_OK
         self._opened.set()
@@ -429,6 +438,11 @@ class Daemon:
             await self._catalog.aclose()
         if self._store is not None and self._exit != EXIT_POISONED:
             await self._store.close()
+
+
+def _can_be_read(trouble: errors.RpcAgentError) -> bool:
+    """Whether what keeps this process from owning the store keeps it from a look at it too."""
+    return isinstance(trouble, errors.StoreLocked) or trouble.details.get("errno") in {"EROFS", "EACCES"}
 
 
 async def _run(work: Awaitable[None]) -> None:

@@ -151,9 +151,12 @@ async def open_store(
 async def look_at_store(
     folder: Path, build: Build, *, sealing: Callable[[str], seal.Seal], note: Callable[[str], None]
 ) -> Store:
-    """As `open_store`, for a store that another process owns: what is acknowledged at this moment. Claims and writes nothing,
-    and can record nothing. Raises StoreDamaged, StoreTooNew, StorageError, KeyMissing."""
-    disk = RealDisk(folder)
+    """As `open_store`, for a store that another process owns or that can only be read: what is acknowledged at this moment.
+    Claims and writes nothing, and can record nothing. Raises StoreDamaged, StoreTooNew, StorageError, KeyMissing."""
+    try:
+        disk = RealDisk(folder)
+    except OSError as error:
+        raise reading.unreadable(str(folder), error) from error
     try:
         found, entries = await anyio.to_thread.run_sync(reading.read_all, disk)
     finally:
@@ -195,7 +198,7 @@ class Unwritable:
         self.store_id, self.epoch = store_id, epoch
 
     async def append(self, *_: Any, **__: Any) -> Any:
-        raise errors.StorageError("another process owns the store; this is only a look at it", errno="EROFS")
+        raise errors.StorageError("this is only a look at the store", errno="EROFS")
 
     def health(self) -> dict[str, Any]:
         """As that of a log that has written nothing."""

@@ -78,6 +78,16 @@ def secure(store: Path) -> list[Finding]:
     return found
 
 
+def why_read_only(store: Path) -> str:
+    """The name of the errno that whoever would write a name into the folder gets; empty where one can be written."""
+    if os.access(store, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        return ""
+    try:
+        return "EROFS" if os.statvfs(store).f_flag & os.ST_RDONLY else "EACCES"
+    except OSError as error:
+        return errors.name_of(error)
+
+
 def advice(store: Path, finding: Finding) -> str:
     """What is wrong, in a sentence, and the command that helps."""
     path = shlex.quote(str(store / finding.name))

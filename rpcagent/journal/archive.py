@@ -30,11 +30,13 @@ from rpcagent.journal import runfiles, seal
 from rpcagent.journal.blobs import GRACE_S, Blobs
 from rpcagent.journal.checkpoint import Change, Checkpointer
 from rpcagent.journal.disk import Fence, RealDisk
+from rpcagent.journal.ended import ended_row, rows_of
 from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable
 from rpcagent.journal.known import Known
+from rpcagent.journal.looking import Private, index_to_look
 from rpcagent.journal.manifest import Header, Manifest, TombstoneFile
 from rpcagent.journal.runfiles import Line, State
-from rpcagent.journal.summaries import decoded, ended_row, opened_summary
+from rpcagent.journal.summaries import decoded, opened_summary
 from rpcagent.journal.tombstones import Named, Tombstones
 from rpcagent.journal.trim import trim
 from rpcagent.journal.wal import Mark
@@ -57,8 +59,8 @@ class Marking(Protocol):
 
 
 class FileArchive:
-    """`folder` is the store; `manifest` the one that it was opened with. `looking`: another process owns it, so that nothing
-    may be written. `note` tells of an index that had to be made anew,
+    """`folder` is the store; `manifest` the one that it was opened with. `looking`: another process owns it, or
+    it can only be read, so that nothing is written. `note` tells of an index that had to be made anew,
     and of runs that should be there and are not."""
 
     def __init__(
@@ -334,10 +336,8 @@ class FileArchive:
         if self._looking:
             try:
                 return await self._off_loop(self._asked, ask)
-            except IndexUnusable:
-                raise errors.StorageError(
-                    "the owner of the store makes its index anew; ask again", errno="EAGAIN"
-                ) from None
+            except (IndexUnusable, errors.StorageError):
+                return await self._off_loop(self._asked_files, ask)
         for attempt in range(2):
             if self._index is None:  # else nobody waits for a checkpoint that is being saved
                 async with self._indexing:
@@ -352,10 +352,26 @@ class FileArchive:
 
     def _asked(self, ask: Callable[[Index], T]) -> T:
         with self._using:
-            if self._looking and not (self._folder / FILE_NAME).exists():
-                raise IndexUnusable("there is none yet")
             if self._looked is None:
-                self._looked = Index(self._folder / FILE_NAME)
+                self._looked = self._open_looked()
+            found = ask(self._looked)
+            if not self._looked.unchanged():
+                raise IndexUnusable("it was written while it was read")
+            return found
+
+    def _open_looked(self) -> Index:
+        if self._looking:
+            return index_to_look(self._folder, self._seq, self._journal.store_id, self._ended)
+        return Index(self._folder / FILE_NAME)
+
+    def _asked_files(self, ask: Callable[[Index], T]) -> T:
+        """From now on by an index of our own, made of what the files of the runs say."""
+        with self._using:
+            if not isinstance(self._looked, Private):
+                if self._looked is not None:
+                    self._looked.close()
+                self._looked = None
+                self._looked = Private.of(self._filed(self._note), self._seq, self._journal.store_id)
             return ask(self._looked)
 
     def _drop_index(self) -> None:
@@ -382,18 +398,10 @@ class FileArchive:
         yield from self._filed(self._note)
 
     def _filed(self, note: Callable[[str], None] = lambda _text: None) -> Iterator[Ended]:
-        """The ended runs as their own files tell, one after the other, in no order that counts."""
-        for run_id in filter(runfiles.names_a_run, self._names(runfiles.FOLDER)):
-            if run_id in self._tombstones:
-                continue
-            try:
-                state = runfiles.read_state(self._writer, run_id)
-                row = ended_row(run_id, state, decoded(run_id, state.summary)) if state is not None else None
-            except (errors.StoreDamaged, errors.StorageError, errors.Incompatible):
-                note(f"run {run_id} is not listed: its files cannot be used; `rpcagent verify` tells more")
-                continue
-            if row is not None:
-                yield row
+        """The ended runs as their own files tell, in no order."""
+        names = filter(runfiles.names_a_run, self._names(runfiles.FOLDER))
+        kept = (run for run in names if run not in self._tombstones)
+        return rows_of(self._reader if self._looking else self._writer, kept, note)
 
     # Saving
 

@@ -104,10 +104,10 @@ class Index:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        with _translated():
-            self._database = _connected(self.path)
+        with translated():
+            self._database = self._connected()
         try:
-            with _translated():
+            with translated():
                 self._prepare()
         except BaseException:
             self.close()
@@ -130,7 +130,7 @@ class Index:
         with contextlib.suppress(IndexUnusable):
             index = cls(path)
             try:
-                if index._is_of(through, store_id, counts):
+                if index.is_of(through, store_id, counts):
                     return index
             except BaseException:
                 index.close()
@@ -176,17 +176,17 @@ class Index:
 
         Raises StorageError (nothing was recorded, a later update may succeed), StoragePoisoned where a sync failed."""
         delete = "DELETE FROM ended WHERE run = ?"
-        with _translated():
+        with translated():
             self._database.execute("BEGIN IMMEDIATE")
         try:
             for row in rows:  # what this raises is no error of the file
-                with _translated():
+                with translated():
                     self._database.execute(delete, (row.run,))
                     self._database.execute(_INSERT, _values(row))
             for run in removed:
-                with _translated():
+                with translated():
                     self._database.execute(delete, (run,))
-            with _translated():
+            with translated():
                 self._database.execute("UPDATE about SET through = ?, store = ?", (through, store_id))
                 self._database.execute("COMMIT")
         except BaseException:
@@ -204,25 +204,25 @@ class Index:
             return []
         no_filter = namespace is None and agent is None and len(wanted) == len(present)
         query, values = page_query(place, limit, namespace, agent, None if no_filter else wanted)
-        with _translated():
+        with translated():
             found = [_row(each) for each in self._database.execute(query, values)]
         return sorted(found, key=lambda row: (row.place, row.run))
 
     def find(self, run: str) -> Ended | None:
         """The row of a run, if it has ended."""
-        with _translated():
+        with translated():
             query = f"SELECT {_HEADS}, summary FROM ended WHERE run = ?"  # noqa: S608 - of constants
             found = self._database.execute(query, (run,)).fetchone()
             return None if found is None else _row(found)
 
     def runs(self) -> list[str]:
         """All runs that have ended, in no order."""
-        with _translated():
+        with translated():
             return [run for (run,) in self._database.execute("SELECT run FROM ended")]
 
     def counts(self) -> dict[str, int]:
         """How many runs there are of each status that any run has."""
-        with _translated():
+        with translated():
             return dict(self._database.execute("SELECT status, n FROM totals WHERE n <> 0 ORDER BY status").fetchall())
 
     def expired(self, ended_by: datetime) -> Iterator[Ended]:
@@ -231,11 +231,11 @@ class Index:
 
         Other calls of this object may be made before it is at its end, except `update`."""
         query = f"SELECT {_HEADS} FROM ended WHERE ended_ms <= ? ORDER BY ended_ms, place"  # noqa: S608 - of constants
-        with _translated():
+        with translated():
             cursor = self._database.execute(query, ((ended_by - _EPOCH) // _MS,))
         with contextlib.closing(cursor):
             while True:
-                with _translated():
+                with translated():
                     some = [_row(values) for values in cursor.fetchmany(_FETCH)]
                 if not some:
                     return
@@ -245,7 +245,7 @@ class Index:
         """The digests that any run refers to, each once, sorted. Reads all rows, and holds all digests."""
         found: set[str] = set()
         seen = 0
-        with _translated():
+        with translated():
             self._database.execute("BEGIN")
             try:
                 total = sum(self.counts().values())
@@ -259,12 +259,23 @@ class Index:
             raise IndexUnusable(f"{seen} of {total} rows can be read")
         return iter(sorted(found))
 
+    def unchanged(self) -> bool:
+        """Whether what it answered since it was opened counts."""
+        return True
+
     def close(self) -> None:
         """Gives the file up. What counts was made durable before."""
         import sqlite3
 
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
+
+    def _connected(self) -> sqlite3.Connection:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        # Only a file that is not there is opened by us: the close of any descriptor drops the locks that SQLite holds.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.path, flags, 0o600))
+        return connection(str(self.path))
 
     def _prepare(self) -> None:
         """Makes the tables in an empty file; raises IndexUnusable for a file with others."""
@@ -288,6 +299,10 @@ class Index:
             except BaseException:
                 self._undo()
                 raise
+        self._check()
+
+    def _check(self) -> None:
+        execute = self._database.execute
         version = execute("PRAGMA user_version").fetchone()[0]
         if execute("PRAGMA application_id").fetchone()[0] != _APPLICATION or version != VERSION:
             raise IndexUnusable(f"this is no index of version {VERSION}")
@@ -298,21 +313,22 @@ class Index:
         return {sql for (sql,) in self._database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
 
     def _about(self) -> tuple[int, str, dict[str, int]]:
-        with _translated():
+        with translated():
             found = self._database.execute("SELECT through, store, short FROM about").fetchall()
         with contextlib.suppress(ValueError):  # another number of rows, or of another kind
             ((through, store, short),) = msgspec.convert(found, list[tuple[int, str, str]])
             return through, store, _counts.decode(short)
         raise IndexUnusable("it does not say what it covers")
 
-    def _is_of(self, through: int, store_id: str, counts: Mapping[str, int]) -> bool:
+    def is_of(self, through: int, store_id: str, counts: Mapping[str, int]) -> bool:
+        """Whether it covers the log of this store up to `through`, and has as many rows as `open_or_rebuild` says."""
         covered, store, short = self._about()
         if store != store_id or covered < through:
             return False
         return covered > through or self._short_of(counts) == short
 
     def _accept(self, counts: Mapping[str, int]) -> None:
-        with _translated():
+        with translated():
             short = _encoder.encode(self._short_of(counts)).decode()
             self._database.execute("UPDATE about SET short = ?", (short,))
 
@@ -350,20 +366,17 @@ def page_query(
     return query, [*values, limit]
 
 
-def _connected(path: Path) -> sqlite3.Connection:
+def connection(name: str, *, uri: bool = False) -> sqlite3.Connection:
+    """As all that read or write an index have it: one statement is one transaction, in any thread."""
     import sqlite3
 
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    # Only a file that is not there is opened by us: the close of any descriptor drops the locks that SQLite holds.
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, flags, 0o600))
-    return sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    return sqlite3.connect(name, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, uri=uri)
 
 
 def _remove(path: Path) -> None:
     """The file goes first: beside a new one, SQLite takes the others for leftovers, which they are. They go all the same, since
     whoever still has the old file open has them in memory."""
-    with _translated():
+    with translated():
         for name in (path.name, *(path.name + suffix for suffix in ("-wal", "-shm", "-journal"))):
             path.with_name(name).unlink(missing_ok=True)
 
@@ -418,7 +431,7 @@ def _milliseconds(text: str) -> int | None:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
     """Errors of SQLite and of the system as those that `Index` promises."""
     import sqlite3
 

@@ -1,19 +1,15 @@
-"""Summaries of runs, as `state.json`, the manifest and the index have them: decoded, opened, and as a row of the index.
+"""Summaries of runs, as `state.json`, the manifest and the index have them: decoded, and opened.
 
 Knows: that heads are readable without a key, and the body is not. Does not know: which files there are, or what a body says.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
 from rpcagent.journal import runfiles, seal, tail
-from rpcagent.journal.index import Ended
-from rpcagent.journal.runfiles import State
 from rpcagent.runs import summary
 from rpcagent.runs.summary import Summary
 
@@ -31,27 +27,3 @@ def decoded(run_id: str, raw: bytes) -> Summary:
         return summary.decode(raw)
     except msgspec.DecodeError as error:
         raise tail.too_new(None, runfiles.state_of(run_id), 0) from error
-
-
-def ended_row(run_id: str, state: State, heads: Summary) -> Ended | None:
-    """None for a run that has not ended, or still asks."""
-    if heads.live:
-        return None
-    return Ended(
-        run=run_id,
-        place=heads.place,
-        status=heads.status,
-        namespace=heads.namespace,
-        agent=heads.agent,
-        labels=heads.labels,
-        started_at=_text(heads.started_at),
-        ended_at=_text(heads.ended_at),
-        bytes=state.size,
-        blobs=heads.blobs,
-        unresolved=heads.unresolved,
-        summary=state.summary,
-    )
-
-
-def _text(instant: datetime | None) -> str:
-    return instant.isoformat() if instant is not None else ""

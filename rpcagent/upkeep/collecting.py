@@ -24,8 +24,8 @@ from rpcagent.config import ConfigError, find, retention_of
 from rpcagent.journal import runfiles
 from rpcagent.journal.blobs import Blobs
 from rpcagent.journal.disk import RealDisk, StoreLock
+from rpcagent.journal.ended import ended_row
 from rpcagent.journal.index import Ended
-from rpcagent.journal.summaries import ended_row
 from rpcagent.models.catalog import Catalog
 from rpcagent.policy.retention import Retention, due
 from rpcagent.runs import summary

@@ -25,12 +25,12 @@ from rpcagent.batch.faults import Mistake
 from rpcagent.ids import is_run_id
 from rpcagent.journal import access, blobs, manifest, reading, runfiles, seal, tombstones
 from rpcagent.journal.disk import Disk, RealDisk, StoreLock
+from rpcagent.journal.ended import ended_row
 from rpcagent.journal.index import FILE_NAME, Index, IndexUnusable
 from rpcagent.journal.manifest import Base, Manifest
 from rpcagent.journal.reading import Snapshot
 from rpcagent.journal.record import Entry
 from rpcagent.journal.runfiles import Line, State
-from rpcagent.journal.summaries import ended_row
 from rpcagent.journal.wal import Wal
 from rpcagent.runs import events as ev
 from rpcagent.runs import summary

@@ -19,8 +19,8 @@ from rpcagent.batch.desk import Desk
 from rpcagent.batch.narrator import Tone
 from rpcagent.journal import access, runfiles
 from rpcagent.journal.disk import RealDisk, StoreLock
+from rpcagent.journal.ended import ended_row
 from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable
-from rpcagent.journal.summaries import ended_row
 from rpcagent.runs import summary
 from rpcagent.upkeep import damage, ledger, mending
 from rpcagent.upkeep.checking import Check

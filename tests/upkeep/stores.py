@@ -15,11 +15,11 @@ from typing import Any
 from rpcagent.journal import reading, runfiles, seal, tombstones
 from rpcagent.journal.checkpoint import Change, Checkpointer, read_manifest
 from rpcagent.journal.disk import RealDisk
+from rpcagent.journal.ended import ended_row
 from rpcagent.journal.index import FILE_NAME, Index
 from rpcagent.journal.manifest import Header, TombstoneFile
 from rpcagent.journal.record import Item
 from rpcagent.journal.runfiles import Line
-from rpcagent.journal.summaries import ended_row
 from rpcagent.journal.wal import Wal
 from rpcagent.runs import events as ev
 from rpcagent.runs import summary
