@@ -23,17 +23,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rpcagent import errors
+from rpcagent.journal.sqlite import IndexUnusable, connection, translated
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+__all__ = ["Ended", "Index", "IndexUnusable", "page_query"]
+
 FILE_NAME = "index.sqlite"
 VERSION = 1
 """Of the tables and of what stands in them. A file with another one is made anew."""
 _APPLICATION = 0x72706169
-_BUSY_S = 5.0  # a writer and a reader do not wait for each other; this is for what else may hold the file
 _KEPT_WAL_BYTES = 4 * 1024 * 1024
+_SHRINK_BYTES = 1024 * 1024
 _FETCH = 256
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -72,10 +75,6 @@ _counts = msgspec.json.Decoder(dict[str, int])
 _digests = msgspec.json.Decoder(tuple[str, ...])
 _encoder = msgspec.json.Encoder()
 _Bytes = bytes
-
-
-class IndexUnusable(Exception):
-    """The file is damaged, foreign or of another version. Nothing is lost: `Index.rebuild` makes it anew."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -175,7 +174,7 @@ class Index:
         `through` are durable on return, or nothing has changed. May be repeated.
 
         Raises StorageError (nothing was recorded, a later update may succeed), StoragePoisoned where a sync failed."""
-        delete = "DELETE FROM ended WHERE run = ?"
+        delete, deleted = "DELETE FROM ended WHERE run = ?", False
         with translated():
             self._database.execute("BEGIN IMMEDIATE")
         try:
@@ -184,6 +183,7 @@ class Index:
                     self._database.execute(delete, (row.run,))
                     self._database.execute(_INSERT, _values(row))
             for run in removed:
+                deleted = True
                 with translated():
                     self._database.execute(delete, (run,))
             with translated():
@@ -192,6 +192,8 @@ class Index:
         except BaseException:
             self._undo()
             raise
+        if deleted:
+            self._shrink()
 
     def page(
         self, place: int, limit: int, *, namespace: str | None, agent: str | None, statuses: Collection[str]
@@ -312,6 +314,32 @@ class Index:
     def _schema(self) -> set[str]:
         return {sql for (sql,) in self._database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
 
+    def _shrink(self) -> None:
+        """Where more than half of the file is free, it is written anew: less than what was deleted since the last time. Readers
+        go on beside it, and a crash leaves the file as it was. What cannot be done now is left to a later deletion."""
+        try:
+            with translated():
+                if self._wastes_room():
+                    self._database.execute("VACUUM")
+                    self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except errors.StoragePoisoned:
+            raise
+        except errors.StorageError:
+            with contextlib.suppress(errors.StorageError), translated():  # what it took so far is given back
+                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _wastes_room(self) -> bool:
+        def ask(name: str) -> Any:
+            return self._database.execute(f"PRAGMA {name}").fetchone()[0]
+
+        free, pages, size = ask("freelist_count"), ask("page_count"), ask("page_size")
+        if free * size < _SHRINK_BYTES or 2 * free < pages:
+            return False
+        disk = os.statvfs(self.path.parent)
+        used = (pages - free) * size  # it goes through a temporary file, and through the log of SQLite
+        # In another mode than this one readers would have to wait.
+        return bool(disk.f_bavail * disk.f_frsize >= 4 * used and ask("journal_mode") == "wal")
+
     def _about(self) -> tuple[int, str, dict[str, int]]:
         with translated():
             found = self._database.execute("SELECT through, store, short FROM about").fetchall()
@@ -364,13 +392,6 @@ def page_query(
     hits = " UNION ALL ".join(ranges)
     query = f"SELECT {_HEADS}, ended.summary FROM (SELECT id FROM ({hits}) ORDER BY place LIMIT ?) AS hit LEFT JOIN ended ON ended.id = hit.id"  # noqa: S608
     return query, [*values, limit]
-
-
-def connection(name: str, *, uri: bool = False) -> sqlite3.Connection:
-    """As all that read or write an index have it: one statement is one transaction, in any thread."""
-    import sqlite3
-
-    return sqlite3.connect(name, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, uri=uri)
 
 
 def _remove(path: Path) -> None:
@@ -428,48 +449,3 @@ def _milliseconds(text: str) -> int | None:
         return (datetime.fromisoformat(text) - _EPOCH) // _MS
     except (ValueError, TypeError):  # no time, or one without its offset
         return None
-
-
-@contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """Errors of SQLite and of the system as those that `Index` promises."""
-    import sqlite3
-
-    try:
-        yield
-    except sqlite3.ProgrammingError:
-        raise  # a fault of ours
-    except sqlite3.Error as error:
-        raise _meaning(error) from error
-    except UnicodeDecodeError as error:  # damaged text, or a complaint that quotes it
-        raise IndexUnusable("its text is none") from error
-    except OSError as error:
-        name = errors.name_of(error)
-        raise errors.StorageError(f"The index cannot be opened ({name}).", errno=name) from error
-
-
-def _meaning(error: sqlite3.Error) -> Exception:
-    """Trouble around the file, which may pass, or trouble with the file, which does not. What is neither known is the file's:
-    to make it anew needs only time."""
-    import sqlite3
-
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-    if code in {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}:
-        return errors.StoragePoisoned("A sync of the index failed.", errno="EIO")
-    if code in {sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_DATA, sqlite3.SQLITE_IOERR_CORRUPTFS}:
-        return IndexUnusable(str(error))
-    if code == sqlite3.SQLITE_IOERR_SHMSIZE:  # all that it does is to make the file longer
-        return errors.StorageError("There is no room to open the index.", errno="ENOSPC")
-    name = {
-        sqlite3.SQLITE_FULL: "ENOSPC",
-        sqlite3.SQLITE_IOERR: "EIO",
-        sqlite3.SQLITE_CANTOPEN: "EIO",
-        sqlite3.SQLITE_PERM: "EACCES",
-        sqlite3.SQLITE_AUTH: "EACCES",
-        sqlite3.SQLITE_BUSY: "EAGAIN",
-        sqlite3.SQLITE_LOCKED: "EAGAIN",
-        sqlite3.SQLITE_PROTOCOL: "EAGAIN",
-    }.get(code & 0xFF)
-    if name is None:
-        return IndexUnusable(str(error))
-    return errors.StorageError(f"The index cannot be used now ({name}).", errno=name)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rpcagent.journal.access import why_read_only
-from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable, connection, translated
+from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable
+from rpcagent.journal.sqlite import connection, translated
 
 if TYPE_CHECKING:
     import sqlite3
