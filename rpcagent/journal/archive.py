@@ -31,7 +31,7 @@ from rpcagent.journal.blobs import GRACE_S, Blobs
 from rpcagent.journal.checkpoint import Change, Checkpointer
 from rpcagent.journal.disk import Fence, RealDisk
 from rpcagent.journal.ended import ended_row, rows_of
-from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable
+from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable, set_aside
 from rpcagent.journal.known import Known
 from rpcagent.journal.looking import Private, index_to_look
 from rpcagent.journal.manifest import Header, Manifest, TombstoneFile
@@ -384,6 +384,8 @@ class FileArchive:
     def _open_index(self, anew: bool, ended: Mapping[str, int] | None = None) -> Index:
         """`ended`: how many there are in files, where a checkpoint has filed more than the last manifest knows."""
         path, store_id = self._folder / FILE_NAME, self._journal.store_id
+        for done in set_aside(path):
+            self._note(done)
         if not anew:
             with contextlib.suppress(_Unfit):
                 self._index = Index.open_or_rebuild(path, _unfit, self._seq, store_id, self._ended)

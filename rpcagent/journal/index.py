@@ -14,7 +14,9 @@ SQLite is imported by the first `Index`, so a process that opens none does not p
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import stat
 import zlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -277,6 +279,8 @@ class Index:
         # Only a file that is not there is opened by us: the close of any descriptor drops the locks that SQLite holds.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self.path, flags, 0o600))
+        if strange := [path.name for path in files_of(self.path) if is_strange(path)]:
+            raise IndexUnusable(f"{strange[0]} is no file")
         return connection(str(self.path))
 
     def _prepare(self) -> None:
@@ -394,12 +398,43 @@ def page_query(
     return query, [*values, limit]
 
 
+def files_of(path: Path) -> list[Path]:
+    """All names that may belong to the index at `path`, itself first."""
+    return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
+
+
+def is_strange(path: Path) -> bool:
+    """Whether something stands there that is no file, so that none can be made."""
+    try:
+        return not stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def set_aside(path: Path) -> list[str]:
+    """Gives the names of the index at `path` free of what is no file. It loses nothing: an empty folder is removed, all else
+    renamed within the folder. Returns what was done, for the log. Raises StorageError."""
+    done: list[str] = []
+    with translated():
+        for name in filter(is_strange, files_of(path)):
+            with contextlib.suppress(OSError):  # it is no folder, or something is in it
+                name.rmdir()
+                done.append(f"{name.name} was an empty folder, which is removed")
+                continue
+            numbers = (name.with_name(f"{name.name}.aside-{n}") for n in itertools.count(1))
+            aside = next(free for free in numbers if not os.path.lexists(free))
+            name.rename(aside)
+            done.append(f"{name.name} was no file of the index; it is {aside.name} now")
+    return done
+
+
 def _remove(path: Path) -> None:
     """The file goes first: beside a new one, SQLite takes the others for leftovers, which they are. They go all the same, since
     whoever still has the old file open has them in memory."""
+    set_aside(path)
     with translated():
-        for name in (path.name, *(path.name + suffix for suffix in ("-wal", "-shm", "-journal"))):
-            path.with_name(name).unlink(missing_ok=True)
+        for name in files_of(path):
+            name.unlink(missing_ok=True)
 
 
 def _values(row: Ended) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rpcagent import errors
-from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable
+from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable, is_strange
 from rpcagent.runs.summary import Summary
 from rpcagent.upkeep.findings import Finding, Row, Tell
 
@@ -27,6 +27,8 @@ def rows_of(store: Path) -> dict[str, Ended]:
         copy = Path(folder) / FILE_NAME
         for part in _PARTS:
             path = store / (FILE_NAME + part)
+            if is_strange(path):
+                raise IndexUnusable(f"{path.name} is no file")
             if not part or path.exists():
                 shutil.copyfile(path, copy.with_name(FILE_NAME + part))
         index = Index(copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import sqlite3
@@ -15,7 +16,7 @@ import pytest
 from rpcagent import errors
 from rpcagent.journal.index import Ended, Index, IndexUnusable
 
-from .test_index import STATUSES, STORE, everything, made, never, row
+from .test_index import STATUSES, STORE, everything, made, row
 
 
 @pytest.fixture
@@ -248,9 +249,40 @@ def test_a_flipped_bit_never_shows_as_another_run_and_is_no_other_error(path: Pa
     assert noticed > 50
 
 
-def test_a_folder_in_its_place_is_left_alone(tmp_path: Path):
+def test_a_folder_in_its_place_goes_where_it_is_empty_and_is_else_kept_under_another_name(tmp_path: Path):
     path = tmp_path / "index.sqlite"
     path.mkdir()
-    with pytest.raises(errors.StorageError):
-        Index.open_or_rebuild(path, never, 5, STORE, {})
+    assert rebuilt(path)
     assert os.listdir(tmp_path) == ["index.sqlite"]
+    for number in (1, 2):
+        path.unlink()
+        path.mkdir()
+        (path / "kept").write_text(f"{number}")
+        assert rebuilt(path)
+        assert not rebuilt(path)
+    assert sorted(os.listdir(tmp_path)) == ["index.sqlite", "index.sqlite.aside-1", "index.sqlite.aside-2"]
+    assert [(tmp_path / f"index.sqlite.aside-{number}" / "kept").read_text() for number in (1, 2)] == ["1", "2"]
+
+
+def test_whoever_may_not_make_it_anew_leaves_what_stands_in_its_place_alone(path: Path):
+    for name in ("index.sqlite", "index.sqlite-wal"):
+        strange = path.with_name(name)
+        os.mkfifo(strange)
+        with pytest.raises(IndexUnusable, match=f"{name} is no file"):
+            Index(path)
+        assert strange.is_fifo()
+        strange.unlink()
+
+
+def test_what_cannot_be_set_aside_is_told_as_trouble_of_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch):
+    path.mkdir()
+    (path / "kept").touch()
+
+    def busy(*_: object) -> None:
+        raise OSError(errno.EBUSY, "a file system is mounted on it")
+
+    monkeypatch.setattr(Path, "rename", busy)
+    with pytest.raises(errors.StorageError) as caught:
+        rebuilt(path)
+    assert caught.value.details == {"errno": "EBUSY"}
+    assert (path / "kept").exists()

@@ -3,8 +3,10 @@ whoever asks gets an answer. F031, F032."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +189,48 @@ def test_a_daemon_that_is_started_on_a_full_disk_makes_room_by_retention_f025(
             assert daemon.stop() == 0
         found = said("verify", "--store", store, "--json")
         assert (found.code, damage(found)) == (0, [])
+
+
+def put(path: Path, what: str) -> None:
+    path.unlink(missing_ok=True)
+    if what == "a pipe":
+        os.mkfifo(path, 0o600)
+    elif what == "a socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(os.path.relpath(path))  # a path of a socket may not be long
+        path.chmod(0o600)
+    else:
+        path.mkdir(mode=0o700)
+        if what == "a folder":
+            (path / "theirs").write_text("kept")
+
+
+@pytest.mark.parametrize("name", ["index.sqlite", "index.sqlite-wal"])
+@pytest.mark.parametrize("what", ["an empty folder", "a folder", "a pipe", "a socket"])
+def test_what_is_no_file_in_the_place_of_the_index_stops_no_checkpoint(tmp_path: Path, name: str, what: str):
+    store, log = tmp_path / "store", tmp_path / "log"
+    path, aside = store / name, store / f"{name}.aside-1"
+    begin = {"agent": TALKER, "input": "", "waitMs": 9_000}
+    with Daemon(store, rig=FILED) as daemon:
+        runs = [daemon.call("start", clientRequestId="first", **begin)["runId"]]
+        daemon.once(lambda shown: shown["checkpoint"]["tailRecords"] == 0)
+        assert daemon.stop() == 0
+    put(path, what)
+    assert said("verify", "--store", store).code == 0  # the index is no part of what is true
+    for key in ("second", "third"):
+        with Daemon(store, rig=FILED, log=log) as daemon:
+            runs.append(daemon.call("start", clientRequestId=key, **begin)["runId"])
+            shown = daemon.once(lambda shown: shown["checkpoint"]["made"] and not shown["checkpoint"]["tailRecords"])
+            assert "trouble" not in shown["checkpoint"]
+            assert [run["runId"] for run in daemon.call("list")["runs"]] == runs
+            assert daemon.stop() == 0
+    told = [line for line in map(json.loads, log.read_text().splitlines()) if name in line["event"]]
+    assert [line["level"] for line in told] == ["warning"]
+    assert ((store / "index.sqlite").is_file(), os.path.lexists(aside)) == (True, what != "an empty folder")
+    if what == "a folder":
+        assert (aside / "theirs").read_text() == "kept"
+    found = said("verify", "--store", store, "--json")
+    assert (found.code, found.findings) == (0, [])
 
 
 # The commands
