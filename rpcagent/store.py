@@ -153,10 +153,7 @@ async def look_at_store(
 ) -> Store:
     """As `open_store`, for a store that another process owns or that can only be read: what is acknowledged at this moment.
     Claims and writes nothing, and can record nothing. Raises StoreDamaged, StoreTooNew, StorageError, KeyMissing."""
-    try:
-        disk = RealDisk(folder)
-    except OSError as error:
-        raise reading.unreadable(str(folder), error) from error
+    disk = _disk_to_look(folder)
     try:
         found, entries = await anyio.to_thread.run_sync(reading.read_all, disk)
     finally:
@@ -189,6 +186,15 @@ async def look_at_store(
         archive.close()
         raise
     return Store(journal, archive, supervisor, keeper, 0)
+
+
+def _disk_to_look(folder: Path) -> RealDisk:
+    try:
+        if not folder.exists():
+            raise errors.StorageError(f"there is no store at {folder}", retryable=False, errno="ENOENT")
+        return RealDisk(folder)
+    except OSError as error:
+        raise reading.unreadable(str(folder), error) from error
 
 
 class Unwritable:

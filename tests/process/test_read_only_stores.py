@@ -117,6 +117,16 @@ def test_a_store_on_a_read_only_file_system_is_read_by_every_command_that_reads(
 
 
 @disks.needs_mounts
+def test_where_there_is_no_store_on_a_read_only_file_system_that_is_said_and_an_empty_one_has_no_runs(tmp_path: Path):
+    with disks.tmpfs(tmp_path / "medium", 1 << 20) as place:
+        (place / "empty").mkdir(mode=0o700)
+        disks.remount(place, "remount,ro")
+        done = command("runs", store=place / "missing", cwd=tmp_path)
+        assert (done.returncode, f"there is no store at {place}/missing" in done.stderr) == (5, True)
+        assert statuses(place / "empty", tmp_path) == {}
+
+
+@disks.needs_mounts
 def test_a_read_only_view_of_a_store_that_is_owned_elsewhere_shows_what_its_owner_records(tmp_path: Path):
     store, out = tmp_path / "store", tmp_path / "out"
     out.mkdir()
