@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from rpcagent import errors
 from rpcagent.journal.index import Ended, Index, IndexUnusable
+from rpcagent.journal.sqlite import translated
 
 from .test_index import STATUSES, STORE, everything, made, row
 
@@ -219,6 +220,14 @@ def test_trouble_with_the_disk_and_trouble_with_the_file_are_told_apart(
                 call()
             assert type(caught.value) is expected
         monkeypatch.undo()
+
+
+def test_a_disk_without_room_to_open_the_file_is_told_as_full():
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    with pytest.raises(errors.StorageError) as caught, translated():
+        raise error
+    assert caught.value.details == {"errno": "ENOSPC"}
 
 
 def test_a_flipped_bit_never_shows_as_another_run_and_is_no_other_error(path: Path):
