@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -31,9 +30,9 @@ from rpcagent.journal.blobs import GRACE_S, Blobs
 from rpcagent.journal.checkpoint import Change, Checkpointer
 from rpcagent.journal.disk import Fence, RealDisk
 from rpcagent.journal.ended import ended_row, rows_of
-from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable, set_aside
+from rpcagent.journal.index import Ended, Index
 from rpcagent.journal.known import Known
-from rpcagent.journal.looking import Private, index_to_look
+from rpcagent.journal.lookup import Lookup
 from rpcagent.journal.manifest import Header, Manifest, TombstoneFile
 from rpcagent.journal.runfiles import Line, State
 from rpcagent.journal.summaries import decoded, opened_summary
@@ -85,7 +84,6 @@ class FileArchive:
         self._blobs = blobs
         self._note = note
         self._looking = looking
-        self._seq = manifest.base.seq if manifest is not None else 0
         self._ended: Mapping[str, int] = manifest.ended if manifest is not None else {}
         self._any = manifest is not None
         self._saving, self._reading = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
@@ -93,12 +91,13 @@ class FileArchive:
         self._checkpointer = Checkpointer(self._writer, lock)
         named = manifest.tombstones if manifest is not None else ()
         self._tombstones = Tombstones(self._writer, [Named(f.name, f.count, f.sum) for f in named])
-        self._index: Index | None = None
-        self._looked: Index | None = None
         self._found = replace(manifest, live={}) if manifest is not None else None
         self._live = len(manifest.live) if manifest is not None else 0
         self._known: Known | None = None if self._any else Known(())
-        self._indexing, self._using = anyio.Lock(), threading.Lock()
+        self._lookup = Lookup(
+            folder, manifest.base.seq if manifest is not None else 0, journal.store_id, self._ended, filed=self._filed,
+            note=note, saving=self._saving, reading=self._reading, looking=looking,
+        )  # fmt: skip
         self._learning = anyio.Lock()
         self._in_log: tuple[Collection[str], Collection[str]] = ((), ())
         self.lost: int | None = None if self._any else 0
@@ -119,7 +118,7 @@ class FileArchive:
         async with self._learning:
             if self.lost is None:
                 try:
-                    ended = await self._look_up(Index.runs)
+                    ended = await self._lookup.ask(Index.runs)
                 except errors.StorageError:
                     ended = None
                 await anyio.to_thread.run_sync(self._learn, ended, limiter=self._saving)
@@ -172,9 +171,7 @@ class FileArchive:
             trim()  # the manifest was read whole
 
     def close(self) -> None:
-        for index in (self._index, self._looked):
-            if index is not None:
-                index.close()
+        self._lookup.close()
         self._writer.close()
         self._reader.close()
 
@@ -206,7 +203,7 @@ class FileArchive:
             return None
         # A run whose files are gone, or older than they should be, must not be taken for one that never was, or never went so
         # far: its effects would be made again.
-        if not least and (row := await self._look_up(lambda index: index.find(run_id))) is not None:
+        if not least and (row := await self._lookup.ask(lambda index: index.find(run_id))) is not None:
             least = max(1, decoded(run_id, row.summary).last_seq)
         return await self._off_loop(self._read, run_id, least, fold)
 
@@ -233,7 +230,7 @@ class FileArchive:
         return opened_summary(self._seal, run_id, state.summary)
 
     async def heads(self, run_id: str) -> Summary | None:
-        row = await self._look_up(lambda index: index.find(run_id))
+        row = await self._lookup.ask(lambda index: index.find(run_id))
         return opened_summary(self._seal, run_id, row.summary) if row is not None else None
 
     async def records(self, run_id: str, after_seq: int) -> list[Recorded]:
@@ -268,7 +265,7 @@ class FileArchive:
                 begin = rows[-1].place + 1
             return [(row.run, self._listed(row)) for row in found]
 
-        return await self._look_up(page)
+        return await self._lookup.ask(page)
 
     def _listed(self, row: Ended) -> Summary:
         """Heads are readable without a key, so a run that none opens is no reason to show no other."""
@@ -294,7 +291,7 @@ class FileArchive:
             return [found for one in gone if (found := self._due(one.run, one.reason)) is not None]
 
         try:
-            return await self._look_up(lambda index: look(index.expired(horizon)))
+            return await self._lookup.ask(lambda index: look(index.expired(horizon)))
         except errors.StoragePoisoned:
             raise
         except errors.StorageError:
@@ -321,7 +318,7 @@ class FileArchive:
             missing = sum(index.counts().values()) < sum(self._ended.values())
             return None if missing else set(index.blobs())
 
-        ended = await self._look_up(look) if self._any else set()
+        ended = await self._lookup.ask(look) if self._any else set()
         if ended is None:
             return 0  # the files of some runs are damaged, and what they refer to is not known
         needed = {*referenced, *ended}
@@ -329,75 +326,7 @@ class FileArchive:
         work = partial(self._blobs.collect, needed, now=time.time(), grace_s=grace_s)
         return len(await anyio.to_thread.run_sync(work, limiter=self._saving))
 
-    # The index
-
-    async def _look_up(self, ask: Callable[[Index], T]) -> T:
-        """The answer of the index, which is made anew where its file is of no use. Raises StorageError."""
-        if self._looking:
-            try:
-                return await self._off_loop(self._asked, ask)
-            except (IndexUnusable, errors.StorageError):
-                return await self._off_loop(self._asked_files, ask)
-        for attempt in range(2):
-            if self._index is None:  # else nobody waits for a checkpoint that is being saved
-                async with self._indexing:
-                    if self._index is None:
-                        await anyio.to_thread.run_sync(self._open_index, attempt > 0, limiter=self._saving)
-            try:
-                return await self._off_loop(self._asked, ask)
-            except IndexUnusable:
-                async with self._indexing:
-                    await anyio.to_thread.run_sync(self._drop_index, limiter=self._saving)
-        raise errors.StorageError("the index of ended runs cannot be used", errno="EIO")
-
-    def _asked(self, ask: Callable[[Index], T]) -> T:
-        with self._using:
-            if self._looked is None:
-                self._looked = self._open_looked()
-            found = ask(self._looked)
-            if not self._looked.unchanged():
-                raise IndexUnusable("it was written while it was read")
-            return found
-
-    def _open_looked(self) -> Index:
-        if self._looking:
-            return index_to_look(self._folder, self._seq, self._journal.store_id, self._ended)
-        return Index(self._folder / FILE_NAME)
-
-    def _asked_files(self, ask: Callable[[Index], T]) -> T:
-        """From now on by an index of our own, made of what the files of the runs say."""
-        with self._using:
-            if not isinstance(self._looked, Private):
-                if self._looked is not None:
-                    self._looked.close()
-                self._looked = None
-                self._looked = Private.of(self._filed(self._note), self._seq, self._journal.store_id)
-            return ask(self._looked)
-
-    def _drop_index(self) -> None:
-        with self._using:
-            for index in (self._index, self._looked):
-                if index is not None:
-                    index.close()
-            self._index = self._looked = None
-
-    def _open_index(self, anew: bool, ended: Mapping[str, int] | None = None) -> Index:
-        """`ended`: how many there are in files, where a checkpoint has filed more than the last manifest knows."""
-        path, store_id = self._folder / FILE_NAME, self._journal.store_id
-        for done in set_aside(path):
-            self._note(done)
-        if not anew:
-            with contextlib.suppress(_Unfit):
-                self._index = Index.open_or_rebuild(path, _unfit, self._seq, store_id, self._ended)
-                return self._index
-        self._index = Index.rebuild(path, self._rows, self._seq, store_id, self._ended if ended is None else ended)
-        return self._index
-
-    def _rows(self) -> Iterator[Ended]:
-        """Of all ended runs, from their own files. Damaged ones are left out, and told."""
-        if sum(self._ended.values()):
-            self._note("the index of ended runs is made anew")
-        yield from self._filed(self._note)
+    # The files of the runs
 
     def _filed(self, note: Callable[[str], None] = lambda _text: None) -> Iterator[Ended]:
         """The ended runs as their own files tell, in no order."""
@@ -429,7 +358,7 @@ class FileArchive:
     async def save(self, mark: Any, checkpoint: Checkpoint) -> None:
         if self.lost is None:
             await self.learn()  # by what the manifest counts that is there now
-        async with self._indexing:
+        async with self._lookup.changing:
             await anyio.to_thread.run_sync(self._save, mark, checkpoint, limiter=self._saving)
 
     def _save(self, mark: Mark, checkpoint: Checkpoint) -> None:
@@ -458,7 +387,8 @@ class FileArchive:
             self._tombstones.filed(graves)
         if self._known is not None:
             self._known.add(one.run_id for one in checkpoint.filed)
-        self._seq, self._ended, self._any = mark.seq, header.ended, True
+        self._ended, self._any = header.ended, True
+        self._lookup.covers(mark.seq, header.ended)
         trim()  # of what the checkpoint before let go
 
     def _changes(self, checkpoint: Checkpoint) -> Iterator[Change]:
@@ -474,18 +404,8 @@ class FileArchive:
 
     def _update_index(self, through: int, checkpoint: Checkpoint) -> None:
         rows = [one for one in checkpoint.filed if not one.heads.live]
-        if not rows and not checkpoint.deleted and self._index is None and not self._any:
-            return  # nothing has ended yet: there is nothing to find
-        for anew in (False, True):
-            index = self._index or self._open_index(anew, checkpoint.ended)
-            try:
-                index.update(self._new_rows(rows), checkpoint.deleted, through, self._journal.store_id)
-            except IndexUnusable:
-                if anew:
-                    raise errors.StorageError("the index of ended runs cannot be written", errno="EIO") from None
-                self._drop_index()
-            else:
-                return
+        if rows or checkpoint.deleted or self._any:  # else nothing has ended yet, and there is nothing to find
+            self._lookup.update(lambda: self._new_rows(rows), checkpoint.deleted, through, checkpoint.ended)
 
     def _new_rows(self, filed: Iterable[Any]) -> Iterator[Ended]:
         for one in filed:
@@ -504,11 +424,3 @@ class FileArchive:
 
     async def _off_loop(self, work: Callable[..., T], *args: Any) -> T:
         return await anyio.to_thread.run_sync(work, *args, limiter=self._reading)
-
-
-class _Unfit(Exception):
-    """There is no index that could be used as it is."""
-
-
-def _unfit() -> Iterable[Ended]:
-    raise _Unfit

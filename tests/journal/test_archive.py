@@ -137,7 +137,7 @@ async def test_an_index_that_goes_bad_while_it_is_in_use_is_made_anew(disk: OnDi
         def unusable(*_: Any, **__: Any) -> Any:
             raise IndexUnusable("a page is bad")
 
-        monkeypatch.setattr(life.archive._looked, "page", unusable)
+        monkeypatch.setattr(life.archive._lookup._read, "page", unusable)
         garbage(disk.folder / "index.sqlite")
         assert await life.listed() == before
         assert disk.notes == ["the index of ended runs is made anew"]
@@ -353,7 +353,7 @@ async def test_a_new_run_costs_no_look_at_the_disk_once_the_archive_has_settled(
         await life.archive.settle()
         assert not life.archive.may_hold(life.identity("new"))
         assert all(life.archive.may_hold(run) for run in runs)
-        monkeypatch.setattr(life.archive, "_look_up", None)
+        monkeypatch.setattr(life.archive._lookup, "ask", None)
         new = await life.start("new")
         await life.keeper.checkpoint()
         assert life.archive.may_hold(new)

@@ -127,7 +127,7 @@ async def test_whatever_the_index_is_like_a_look_finds_each_run_and_touches_none
                     owner.update((), [row(90).run], owner.through, owner.store_id)
             elif left == "gone meanwhile":
                 file.unlink(missing_ok=True)
-            used.append(store.archive._looked)
+            used.append(store.archive._lookup._read)
         meanwhile = left.endswith("meanwhile")
         own = left in {"missing", "bad", "a folder"}
         assert [isinstance(index, Private) for index in used] == [own, own or (meanwhile and bool(closed))]
