@@ -153,17 +153,23 @@ def fail(marker: Path, call: str, code: str, prefix: str = "") -> None:
 
 def fill(folder: Path) -> None:
     met: set[tuple[str, int]] = set()
+    filler, draft = folder / FILLER, folder / f"{FILLER}.tmp"
 
     def around(original: Call, disk: RealDisk, name: str, offset: int, data: bytes) -> None:
-        if name.startswith(LOG) and name.endswith(".jsonl") and (name, offset) not in met:
-            met.add((name, offset))
-            take_all(folder / f"{FILLER}.tmp")
-            try:
-                original(disk, name, offset, data)
-            finally:  # whoever sees it by its name knows that the write was tried
-                (folder / f"{FILLER}.tmp").rename(folder / FILLER)
-        else:
+        if not (name.startswith(LOG) and name.endswith(".jsonl")) or (name, offset) in met:
             original(disk, name, offset, data)
+            return
+        # While nobody has made room since an end before, this one is not met: it has its turn when it is tried again.
+        again = filler.exists()
+        take_all(draft)
+        try:
+            original(disk, name, offset, data)
+        finally:
+            if again:
+                draft.unlink()
+            else:
+                met.add((name, offset))
+                draft.rename(filler)  # whoever sees it by its name knows that the write was tried
 
     _wrap("write", around)
 
