@@ -102,7 +102,7 @@ def _copied(place: Place, draft: Path, sealing: Callable[[str], Seal] | None = N
     for _ in range(TRIES):
         try:
             if sealing is None:
-                return Copied(Copy(place.store, place.disk(), draft).make(), [])
+                return Copied(Copy(place.store, place.disk(), draft, place.seal).make(), [])
             resealing = Resealing(place.store, place.disk(), draft, sealing)
             return Copied(resealing.make(), resealing.lost)
         except (MovedOn, FileNotFoundError):

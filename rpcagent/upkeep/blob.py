@@ -14,7 +14,7 @@ from rpcagent.journal import blobs, reading, seal
 from rpcagent.journal.disk import Disk
 from rpcagent.runs.roster import replayed
 from rpcagent.upkeep.place import Place
-from rpcagent.upkeep.stories import opened, resolve, story_of
+from rpcagent.upkeep.stories import opened, refuse_what_is_deleted, resolve, story_of
 
 FOLDER = "blobs"
 _DIGEST = re.compile(r"[0-9a-f]{6,64}")
@@ -52,7 +52,8 @@ def referenced(disk: Disk, sealing: seal.Seal, name: str) -> list[str]:
     def read() -> list[str]:
         snapshot, entries = reading.read_all(disk)
         run = resolve(disk, entries, name)
-        story = story_of(disk, snapshot, entries, run)
+        story = story_of(disk, snapshot, entries, run, sealing)
+        refuse_what_is_deleted(story, sealing)
         return list(replayed(run, (opened(sealing, run, line) for line in story.lines)).blobs)
 
     return reading.again(read)

@@ -84,6 +84,8 @@ async def _look(place: Place, rules: Retention) -> tuple[list[Gone], list[tuple[
     disk = place.disk()
     whole = all(actor.failed is None for actor in store.supervisor.actors.values())
     for run_id, state, heads in _states(disk):
+        if store.archive.deleted(run_id):
+            continue  # what is left of its files goes with the next checkpoint
         if state is None or heads is None:
             whole = False  # what it refers to is not known
             continue

@@ -6,7 +6,7 @@ checked, or gets its name (`backup`).
 The manifest and the log behind it are read as one (`reading`). What was recorded later than they were read is in neither. The
 files of runs may be further by then, or gone: of a run that has not ended exactly as many lines are copied as its summary in
 the manifest counts, with that summary; of one that has, all that its state counts. A run that was deleted meanwhile is left
-out, and its tombstone is taken along. Blobs come last, so that all that runs refer to is there.
+out, and its tombstone is taken along. Of one that the log deletes nothing is copied but that. Blobs come last, so that all that runs refer to is there.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rpcagent import errors
 from rpcagent.batch.faults import Mistake
-from rpcagent.journal import manifest, reading, record, runfiles, tombstones
+from rpcagent.journal import manifest, reading, record, runfiles, seal, tombstones
 from rpcagent.journal.checkpoint import read_manifest
 from rpcagent.journal.disk import Disk, RealDisk
 from rpcagent.journal.manifest import Manifest
@@ -28,6 +28,7 @@ from rpcagent.journal.runfiles import State
 from rpcagent.runs import summary
 from rpcagent.upkeep import salvage
 from rpcagent.upkeep.blob import FOLDER as BLOBS
+from rpcagent.upkeep.deletions import Deletions, deletions_in
 
 PARTS = ("trusted",)
 """What is copied as it is, besides the store's own files."""
@@ -35,12 +36,19 @@ _PIECE = 1 << 20
 
 
 class Copy:
-    """One attempt. `make` raises MovedOn or FileNotFoundError where the owner was faster."""
+    """One attempt. `sealing`: what opens payloads of the store with this id. `make` raises MovedOn or FileNotFoundError where the
+    owner was faster."""
 
-    def __init__(self, store: Path, disk: Disk, dest: Path) -> None:
+    def __init__(
+        self, store: Path, disk: Disk, dest: Path, sealing: Callable[[str], seal.Seal] = lambda _store_id: seal.Plain()
+    ) -> None:
         self._store, self._disk, self._dest = store, disk, dest
+        self._sealing = sealing
+        self._seal: seal.Seal = seal.Plain()
+        self._deletions = Deletions()
         self._files: list[Path] = []
         self._ended: dict[str, str] = {}
+        self._held: set[str] = set()  # runs that are in the copy
 
     def make(self) -> Snapshot:
         self._dest.mkdir(mode=0o700)
@@ -53,6 +61,8 @@ class Copy:
         snapshot = reading.read_store(self._disk)
         if not snapshot.store_id:
             raise Mistake(f"{self._store} has no log", code="NOT_FOUND")
+        self._seal = self._sealing(snapshot.store_id)
+        self._deletions = deletions_in(snapshot.entries(), self._seal)
         checksum = self._log(snapshot)
         told = snapshot.manifest
         if told is not None:
@@ -86,8 +96,10 @@ class Copy:
             except errors.StoreDamaged as error:
                 self._broken(run, error)
         begun = {entry.run for entry in snapshot.entries() if entry.first == 1}
+        self._held |= begun
+        passed = told.live.keys() | begun | self._deletions.status.keys()
         for run in self._names(runfiles.FOLDER):
-            if runfiles.names_a_run(run) and run not in told.live and run not in begun:
+            if runfiles.names_a_run(run) and run not in passed:
                 try:
                     self._ended_run(run, told)
                 except errors.StoreDamaged as error:
@@ -99,6 +111,7 @@ class Copy:
         state = runfiles.read_state(self._disk, run)
         if state is None:
             raise MovedOn(f"{run} was deleted, or its state is missing", errno="ESTALE")
+        self._held.add(run)
         if last in {0, state.last_seq}:  # 0: of a run that cannot be replayed
             self._files_of(run, state)
             return
@@ -117,6 +130,7 @@ class Copy:
         except FileNotFoundError:  # deleted while it was copied
             self._leave_out(run)
             return
+        self._held.add(run)
         if not heads.live:
             self._ended[run] = heads.status
 
@@ -147,8 +161,10 @@ class Copy:
         self._write(runfiles.state_of(run), runfiles.encode_state(run, state))
 
     def _manifest(self, snapshot: Snapshot, told: Manifest) -> None:
-        """With the tombstones of now: whatever was deleted while the files were copied is among them."""
-        now = read_manifest(self._disk) or told
+        """With the tombstones of now: whatever was deleted while the files were copied is among them, or deleted by the log of
+        now; then it must have been copied before."""
+        fresh = reading.read_store(self._disk)
+        now = fresh.manifest or told
         named = [tombstones.Named(file.name, file.count, file.sum) for file in now.tombstones]
         for file in named:
             try:
@@ -158,16 +174,26 @@ class Copy:
                     raise MovedOn("tombstones were put together", errno="ESTALE") from None
                 raise
             self._write(f"{tombstones.FOLDER}/{file.name}", data)
+        since = self._deleted_since(fresh)
+        graves = tombstones.Tombstones(self._disk, named) if now != told else frozenset[str]()
+        deleted = self._deletions.status
+        under_way = [run for run in (*told.live, *(entry.run for entry in snapshot.entries())) if run not in deleted]
+        if since - self._held or any(run in graves for run in under_way):
+            raise MovedOn("a run was deleted that is under way in the copy, or not in it", errno="ESTALE")
         ended = told.ended
-        if now != told:
-            graves = tombstones.Tombstones(self._disk, named)
-            if any(run in graves for run in (*told.live, *(entry.run for entry in snapshot.entries()))):
-                raise MovedOn("a run was deleted that is under way in the copy", errno="ESTALE")
+        if now != told:  # a replay takes those off again that the log deletes
             ended = dict(Counter(status for run, status in self._ended.items() if run not in graves))
+            ended = dict(Counter(ended) + Counter(deleted.values()))
         members = {name: getattr(told, name) for name in told.__struct_fields__ if name != "live"}
         after = Manifest(**members | {"ended": ended, "tombstones": now.tombstones, "kid": self._kid(told)})
         lines = ((run, self._summary(run, raw)) for run, raw in told.live.items())
         self._write(manifest.FILE, manifest.encode(after, lines))
+
+    def _deleted_since(self, fresh: Snapshot) -> set[str]:
+        """Runs that had files when the copy was begun, and that the log of now deletes, or may delete."""
+        now = deletions_in(fresh.entries(), self._seal)
+        before = self._deletions
+        return (now.status.keys() | now.sealed.keys()) - before.status.keys() - before.sealed.keys()
 
     def _summary(self, _run: str, raw: bytes) -> bytes:
         return raw

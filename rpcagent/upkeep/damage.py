@@ -8,7 +8,8 @@ behind a gap in that row, and events that something else tells of: a state, the 
 last events where records are missing of which nobody knows whose they were, unless a later record of it goes on where it had
 ended, which proves that nothing was lost; or unless it had ended. What a run did in lost events is not known, so to let it go
 on could do it twice: it is closed by an event, as `failed` (or `cancelled`, if that was under way). A run whose first event is
-lost, or that cannot be closed because no key opens it, is buried: its id becomes a tombstone, so that its key stays taken.
+lost, or that cannot be closed because no key opens it, is buried: its id becomes a tombstone, so that its key stays taken. A run
+that the log deletes is deleted, whatever is left of it or was lost before: where the log begins anew, its tombstone stands first.
 """
 
 from __future__ import annotations
@@ -22,22 +23,27 @@ from typing import Literal
 import msgspec
 
 from rpcagent import errors
-from rpcagent.journal import checkpoint, manifest, reading, record, runfiles, seal, tombstones
+from rpcagent.journal import reading, record, runfiles, seal, tombstones
 from rpcagent.journal.disk import Disk
 from rpcagent.journal.index import Ended
-from rpcagent.journal.manifest import Base, Manifest
+from rpcagent.journal.manifest import Manifest
 from rpcagent.journal.record import Item
 from rpcagent.journal.runfiles import Line, State
 from rpcagent.runs import events as ev
 from rpcagent.runs import summary
 from rpcagent.runs.fold import apply
+from rpcagent.runs.ports import Recorded
 from rpcagent.runs.state import RunState
+from rpcagent.runs.supervisor import deletes
 from rpcagent.upkeep import salvage
+from rpcagent.upkeep.deletions import opened_or_not
+from rpcagent.upkeep.remains import manifest_or_remains
 from rpcagent.upkeep.stories import Spans, opened
 
-Fate = Literal["kept", "moved", "closed", "buried"]
+Fate = Literal["kept", "moved", "closed", "buried", "deleted"]
 """kept: as it is. moved: out of its files, which are damaged, into the log; nothing is lost. closed: up to its last certain
-event, and ended there. buried: its files go to `damaged/`, its key stays taken."""
+event, and ended there. buried: its files go to `damaged/`, its key stays taken. deleted: the log says so;
+its files, if any are left, go."""
 
 EPOCHS_AHEAD = 1_000_000
 """Where both HEAD and the manifest are lost, nobody knows the epoch: it goes on beyond any that it can have reached."""
@@ -66,10 +72,12 @@ class Run:
     gap: int | None = None
     fate: Fate = "kept"
     closing: bytes | None = None
+    deletion: Line | None = None
+    """Its last record, where that may be its deletion."""
 
     @property
     def loses(self) -> bool:
-        return self.fate in {"closed", "buried"} or self.certain < self.told
+        return self.fate in {"closed", "buried"} or (self.certain < self.told and self.fate != "deleted")
 
 
 @dataclass
@@ -98,7 +106,7 @@ class Found:
         if self.unlisted:
             return True
         lost = self.known is None and self.log.base.seq > 0
-        fates = any(run.fate != "kept" for run in self.runs.values())
+        fates = any(run.fate not in {"kept", "deleted"} for run in self.runs.values())
         return (
             bool(lost or not self.manifest_is_good or self.log.damage or self.log.holes or self.graves_lost)
             or fates
@@ -126,12 +134,16 @@ def survey(disk: Disk, index: Mapping[str, Ended]) -> Found:
     """Reads all of the store. `index`: its rows, as far as they can be had.
 
     Raises StoreDamaged where nothing can be done (no store id, segments of two stores), StoreTooNew, StorageError."""
-    known, good = _manifest(disk)
+    known, good = manifest_or_remains(disk)
     spans: dict[str, Spans] = {}
+    lasts: dict[str, Line] = {}
 
     def note(line: record.Line) -> None:
         if line.kind == record.COMMIT:
             spans.setdefault(line.run, Spans()).add(line.seq, line.first, line.count)
+            lasts.pop(line.run, None)
+            if line.count == 1 and line.first > 1:
+                lasts[line.run] = Line(line.first, 1, line.body)
 
     log = salvage.read_log(disk, known.base if known else None, note)
     ids = log.store_ids | ({known.store_id} if known else set())
@@ -155,7 +167,7 @@ def survey(disk: Disk, index: Mapping[str, Ended]) -> Found:
         ident = tombstones.tombstone_id(name)
         if not _holds(disk, named, ident) and ident not in saved:
             found.runs[name] = _run(disk, name, spans.get(name, Spans()), known, index.get(name))
-    _look_for_vanished(found)
+            found.runs[name].deletion = lasts.get(name)
     return found
 
 
@@ -169,10 +181,12 @@ def _epoch(log: salvage.Log, head: record.Head | None, known: Manifest | None, g
 def _look_for_vanished(found: Found) -> None:
     """Runs that have ended are in no list but the index: without it only their number tells that some are gone. Then, and where
     the manifest is lost, a history without a state is taken for what is left of a run; else it is a leftover."""
-    counted = Counter(run.status for run in found.runs.values() if run.state is not None and not run.live)
+    kept = [run for run in found.runs.values() if run.fate != "deleted"]
+    counted = Counter(run.status for run in kept if run.state is not None and not run.live)
     due = Counter(found.known.ended) if found.known is not None else Counter()
+    due -= Counter(run.status for run in found.runs.values() if run.fate == "deleted")
     found.vanished = sum((due - counted).values())
-    for run in found.runs.values():
+    for run in kept:
         if run.state is None and run.trouble is None and run.prefix and not _is_first(run.spans):
             if found.vanished or found.known is None or not found.manifest_is_good:
                 run.trouble = runfiles.damaged(run.name, runfiles.state_of(run.name), 0, "state.json is missing")
@@ -184,59 +198,6 @@ def _look_for_vanished(found: Found) -> None:
             and run.name not in (found.known.live if found.known else ())
         ):
             found.vanished = max(0, found.vanished - 1)  # it is this one
-
-
-def _manifest(disk: Disk) -> tuple[Manifest | None, bool]:
-    """The manifest and True; what is left of a damaged one and False. None, True: there is none."""
-    try:
-        return checkpoint.read_manifest(disk), True
-    except errors.StoreDamaged:
-        return _remains(disk.read(manifest.FILE)), False
-
-
-class _First(msgspec.Struct, rename="camel"):
-    store_id: str
-    app: str
-    epoch: int
-    at: str
-    seq: int
-    checksum: str
-    batch: int
-    places: int
-    ended: dict[str, int]
-    kid: str = ""
-
-
-class _Line(msgspec.Struct):
-    k: str
-    d: msgspec.Raw
-    r: str = ""
-
-
-def _remains(data: bytes) -> Manifest | None:
-    """What the intact lines of a damaged manifest say; None if the first one is not intact."""
-    first: _First | None = None
-    live: dict[str, bytes] = {}
-    start = 0
-    while start < len(data):
-        end = data.find(b"\n", start) + 1 or len(data)
-        if record.checked(data, start, end) is not None:
-            try:
-                line = msgspec.json.decode(data[start:end], type=_Line)
-                if line.k == "checkpoint":
-                    first = msgspec.json.decode(line.d, type=_First)
-                elif line.k == "run" and record.is_run(line.r):
-                    live[line.r] = bytes(line.d)
-            except msgspec.DecodeError:
-                pass
-        start = end
-    if first is None:
-        return None
-    base = Base(first.seq, int(first.checksum, 16), first.batch)
-    return Manifest(
-        store_id=first.store_id, app=first.app, epoch=first.epoch, at=first.at, places=first.places, ended=first.ended,
-        base=base, live=live, kid=first.kid,
-    )  # fmt: skip
 
 
 def _graves(disk: Disk, known: Manifest | None) -> tuple[list[tombstones.Named], set[bytes], list[str]]:
@@ -369,10 +330,16 @@ def _ignore(_line: Line) -> None:
 
 def decide(disk: Disk, found: Found, sealing: seal.Seal, now: datetime) -> None:
     """Fills in what becomes of each run. Raises StorageError."""
+    for run in found.runs.values():
+        if run.deletion is not None:
+            _delete(run, run.deletion, sealing)
+    _look_for_vanished(found)
     _lay_to(found)
     last = max((hole.first for hole in found.unowned), default=0)
     asked = []
     for run in found.runs.values():
+        if run.fate == "deleted":
+            continue
         # A later record that goes on where the run had ended proves that nothing of it was lost before.
         run.doubt |= bool(last) and run.spans.ends < last and not (run.ended and run.state is not None)
         run.doubt |= run.trouble is not None and not run.named and not run.spans.rows and run.told <= run.certain
@@ -385,6 +352,14 @@ def decide(disk: Disk, found: Found, sealing: seal.Seal, now: datetime) -> None:
     bodies = _bodies(disk, found, asked)
     for run in asked:
         _close(run, bodies[run.name], sealing, now)
+
+
+def _delete(run: Run, last: Line, sealing: seal.Seal) -> None:
+    """Where the log says so; nothing that its files say or that is lost before changes that."""
+    body, _ = opened_or_not(sealing, run.name, last)
+    found = deletes(Recorded(last.first, last.count, body)) if body is not None else None
+    if found is not None:
+        run.fate, run.status, run.certain = "deleted", found.status, last.first
 
 
 def _owned(hole: salvage.Hole, runs: dict[str, Run]) -> bool:

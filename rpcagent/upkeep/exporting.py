@@ -19,14 +19,13 @@ from rpcagent.batch.desk import Desk
 from rpcagent.batch.faults import Mistake
 from rpcagent.journal import blobs, reading, seal
 from rpcagent.journal.runfiles import Line
-from rpcagent.runs import events as ev
 from rpcagent.runs.roster import replayed
 from rpcagent.runs.state import RunState
 from rpcagent.runs.summary import summarise
 from rpcagent.upkeep import parcel
 from rpcagent.upkeep.blob import FOLDER
 from rpcagent.upkeep.place import Place
-from rpcagent.upkeep.stories import Story, opened, resolve, story_of
+from rpcagent.upkeep.stories import Story, opened, refuse_what_is_deleted, resolve, story_of
 
 
 def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:
@@ -37,12 +36,13 @@ def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:
 
     def read() -> tuple[str, Story]:
         snapshot, entries = reading.read_all(disk)
-        return snapshot.store_id, story_of(disk, snapshot, entries, resolve(disk, entries, options.run))
+        run, sealing = resolve(disk, entries, options.run), place.seal(snapshot.store_id)
+        return snapshot.store_id, story_of(disk, snapshot, entries, run, sealing)
 
     store_id, story = reading.again(read)
     sealing = place.seal(store_id)
+    refuse_what_is_deleted(story, sealing)
     lines = [Line(line.first, line.count, opened(sealing, story.run, line)) for line in story.lines]
-    _refuse_what_is_deleted(lines, story.run)
     state = replayed(story.run, (line.body for line in lines))
     head = _head(store_id, state)
     contents = _contents(place, sealing, state.blobs)
@@ -72,11 +72,6 @@ def command(desk: Desk, place: Place, options: argparse.Namespace) -> int:
             "good",
         )
     return exits.DONE
-
-
-def _refuse_what_is_deleted(lines: list[Line], run: str) -> None:
-    if b'"run_deleted"' in lines[-1].body and isinstance(ev.decode(lines[-1].body).events[-1], ev.RunDeleted):
-        raise errors.NotFound(f"the run {run} was deleted", runId=run)
 
 
 def _head(store_id: str, state: RunState) -> parcel.Head:

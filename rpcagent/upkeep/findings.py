@@ -11,6 +11,8 @@ from rpcagent.batch.narrator import Tone
 
 Severity = Literal["damage", "warning", "note"]
 RUNS_SHOWN = 20
+REPAIR = "`rpcagent repair --dry-run` says what can be kept"
+TRY = "restore it from a backup; without one: "
 TONES: dict[Severity, Tone] = {"damage": "bad", "warning": "ask", "note": "dim"}
 
 

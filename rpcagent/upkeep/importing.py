@@ -40,6 +40,7 @@ from rpcagent.runs.summary import Summary
 from rpcagent.runs.view import run_status
 from rpcagent.upkeep import parcel
 from rpcagent.upkeep.blob import FOLDER
+from rpcagent.upkeep.deletions import deletions_in
 from rpcagent.upkeep.place import Place
 
 AHEAD = timedelta(days=1)
@@ -157,9 +158,10 @@ class Taking:
         run = found.head.run_id
         named = self._snapshot.manifest.tombstones if self._snapshot.manifest else ()
         graves = tombstones.Tombstones(self._disk, [tombstones.Named(f.name, f.count, f.sum) for f in named])
-        if run in graves:
+        mine = [entry for entry in self._entries if entry.run == run]
+        if run in graves or run in deletions_in(mine, self._place.seal(self._snapshot.store_id)).status:
             raise errors.KeyExpired("this store has deleted the run, and its id is never used again", runId=run)
-        if any(entry.run == run for entry in self._entries) or self._is_listed(run):
+        if mine or self._is_listed(run):
             raise Mistake(
                 f"the run {run} is in this store already", "`rpcagent show` tells how it stands", code="INVALID_STATE"
             )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rpcagent import errors
@@ -15,6 +16,7 @@ from rpcagent.journal.index import FILE_NAME, Ended, Index, IndexUnusable, is_st
 from rpcagent.runs.summary import Summary
 from rpcagent.upkeep.findings import Finding, Row, Tell
 
+TRIES = 5
 _PAGE = 1_000
 _ANEW = "nothing is lost: it is made anew at the next start, or by `rpcagent repair`"
 _PARTS = ("", "-wal", "-journal")
@@ -45,26 +47,70 @@ def _pages(index: Index) -> Iterator[Ended]:
         place = page[-1].place + 1
 
 
-def check_index(store: Path, due: Mapping[str, Summary], ended: Mapping[str, Summary], tell: Tell, row: Row) -> None:
-    """Tells where the index and the files do not agree: `ended` runs, of which those that are `due` must be named. Never
-    damage: it can be made anew."""
-    try:
-        rows = rows_of(store)
-    except FileNotFoundError:
+@dataclass
+class Rows:
+    """What was read of the index. `trouble`: why it cannot be used; `size`: in bytes, None where there is none."""
+
+    rows: dict[str, Ended] = field(default_factory=dict)
+    trouble: str = ""
+    size: int | None = None
+
+
+def read(store: Path) -> Rows:
+    """Its rows, of a moment at which nobody wrote it, as far as that can be had."""
+    found = Rows()
+    for _ in range(TRIES):
+        before = _stamps(store)
+        try:
+            rows = rows_of(store)
+            found = Rows(rows, size=(store / FILE_NAME).stat().st_size)
+        except FileNotFoundError:
+            found = Rows()
+        except (IndexUnusable, errors.StorageError) as error:
+            found = Rows(trouble=str(error), size=0)
+        if _stamps(store) == before:
+            break
+    return found
+
+
+def _stamps(store: Path) -> list[tuple[int, int, int] | None]:
+    found: list[tuple[int, int, int] | None] = []
+    for part in _PARTS:
+        try:
+            stat = (store / (FILE_NAME + part)).stat()
+            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        except FileNotFoundError:
+            found.append(None)
+    return found
+
+
+def compare(
+    index: Rows,
+    rows: Mapping[str, Ended],
+    ended: Mapping[str, Summary],
+    unsettled: Collection[str],
+    tell: Tell,
+    row: Row,
+) -> None:
+    """Tells where the index and the files do not agree. `rows`: those that count; `ended`: runs, as their files say; `unsettled`:
+    runs of which the index may say either. Never damage: it can be made anew."""
+    if index.size is None:
         if ended:
             tell(Finding(severity="note", what="there is none; it is made at the next start", file=FILE_NAME))
         return
-    except (IndexUnusable, errors.StorageError) as error:
-        tell(Finding(severity="warning", what=f"it cannot be used: {error}", file=FILE_NAME, remedy=_ANEW))
+    if index.trouble:
+        what = f"it cannot be used: {index.trouble}"
+        tell(Finding(severity="warning", what=what, file=FILE_NAME, remedy=_ANEW))
         return
-    row.files, row.bytes, row.runs = 1, (store / FILE_NAME).stat().st_size, len(rows)
+    row.files, row.bytes, row.runs = 1, index.size, len(index.rows)
     both = rows.keys() & ended.keys()
-    odd = {run for run in both if (rows[run].place, rows[run].status) != (ended[run].place, ended[run].status)}
     found = {
         "it names runs that have no files, or have not ended": rows.keys() - ended.keys(),
-        "it does not name these runs, which have ended": due.keys() - rows.keys(),
-        "what it says of these runs is not what their files say": odd,
+        "it does not name these runs, which have ended": ended.keys() - rows.keys(),
+        "what it says of these runs is not what their files say": {
+            run for run in both if (rows[run].place, rows[run].status) != (ended[run].place, ended[run].status)
+        },
     }
     for what, runs in found.items():
-        if runs:
+        if runs := runs - set(unsettled):
             tell(Finding(severity="warning", what=what, file=FILE_NAME, runs=sorted(runs), remedy=_ANEW))

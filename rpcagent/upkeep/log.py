@@ -65,7 +65,8 @@ def _one_run(desk: Desk, place: Place, disk: Disk, options: argparse.Namespace) 
     def read() -> tuple[str, int, Story]:
         snapshot, entries = reading.read_all(disk)
         run = resolve(disk, entries, options.run)
-        return snapshot.store_id, snapshot.end.seq, story_of(disk, snapshot, entries, run)
+        story = story_of(disk, snapshot, entries, run, place.seal(snapshot.store_id))
+        return snapshot.store_id, snapshot.end.seq, story
 
     store_id, seq, story = reading.again(read)
     printer = _Printer(desk, place.seal(store_id), options.bodies, narrate=True)

@@ -7,7 +7,7 @@ Everything takes effect with one rename, that of the manifest:
 1. a copy of all that will be touched goes to `damaged/<time>/`, durable;
 2. a new log is written behind all numbers that were ever taken: the certain records that no good files hold, and the closings.
    Its segments say who made them, so that they are known for leftovers as long as no manifest leads to them;
-3. a file of tombstones, if ids must be remembered;
+3. a file of tombstones, if ids must be remembered, those of runs that the old log deletes among them;
 4. the manifest, whose log begins there: from now on nothing of the old log counts;
 5. HEAD, where it was bad; then old segments, files of runs that stand in the log now, and leftovers are deleted.
 
@@ -33,12 +33,13 @@ from rpcagent.journal.manifest import Base, Manifest, TombstoneFile
 from rpcagent.journal.record import Item
 from rpcagent.runs import summary
 from rpcagent.upkeep import salvage
-from rpcagent.upkeep.damage import Found, Run, closing_item, lines_of
+from rpcagent.upkeep.damage import Fate, Found, Run, closing_item, lines_of
 
 FOLDER = "damaged"
 SEGMENT_BYTES = 8 << 20
 _PIECE = 1 << 20
 _DRAFT = ".tmp"
+_GONE: frozenset[Fate] = frozenset({"buried", "deleted"})
 
 
 def mend(
@@ -61,8 +62,8 @@ class _Mender:
         self._found = found
         self._now = now
         self._anew = found.must_begin_anew
-        self._gone = [run for run in found.runs.values() if run.fate != "kept" and run.state is None]
-        self._gone += [run for run in found.runs.values() if run.fate == "buried" and run.state is not None]
+        self._gone = [run for run in found.runs.values() if run.fate in {"moved", "closed"} and run.state is None]
+        self._gone += [run for run in found.runs.values() if run.fate == "buried"]
 
     def mend(self, stamp: str, report: bytes, index: Callable[[int], None]) -> str | None:
         copies = self._copy(f"{FOLDER}/{stamp}", report)
@@ -128,7 +129,8 @@ class _Mender:
         base = Base(found.log.top + 1, found.log.end.checksum, found.log.top + 1)
         self._write_log(base)
         files = tuple(TombstoneFile(file.name, file.count, file.sum) for file in found.graves)
-        buried = {tombstones.tombstone_id(run.name) for run in found.runs.values() if run.fate == "buried"}
+        gone = [run for run in found.runs.values() if run.fate in _GONE]
+        buried = {tombstones.tombstone_id(run.name) for run in gone}
         ids = found.saved_graves | buried | {tombstones.tombstone_id(run) for run in found.strays}
         if ids:
             files = (*files, self._write_graves(tombstones.encode(ids)))
@@ -137,7 +139,7 @@ class _Mender:
 
     def _write_log(self, base: Base) -> None:
         writer = _LogWriter(self._disk, base, self._found.store_id)
-        runs = {name: run for name, run in self._found.runs.items() if run.fate != "buried"}
+        runs = {name: run for name, run in self._found.runs.items() if run.fate not in _GONE}
         ends = {name: run.state.last_seq if run.state is not None else 0 for name, run in runs.items()}
         for run in runs.values():
             if run.state is None and run.prefix:
@@ -172,7 +174,7 @@ class _Mender:
 
     def _write_manifest(self, base: Base, files: tuple[TombstoneFile, ...]) -> None:
         known = self._found.known
-        kept = [run for run in self._found.runs.values() if run.state is not None and run.fate != "buried"]
+        kept = [run for run in self._found.runs.values() if run.state is not None and run.fate not in _GONE]
         places = max([known.places if known else 1, *(run.place + 1 for run in kept)])
         at = self._now if known is None else max(self._now, datetime.fromisoformat(known.at))
         header = Manifest(

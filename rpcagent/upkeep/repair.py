@@ -48,7 +48,7 @@ class Plan:
         self._log()
         self._rest(index_is_bad)
         for run in found.runs.values():
-            if run.fate != "kept" or run.loses:
+            if run.fate not in {"kept", "deleted"} or run.loses:
                 self.runs.setdefault(run.fate, []).append(run)
 
     @property

@@ -57,13 +57,10 @@ class Resealing(Copy):
     `make` raises KeyMissing where a key is missing, StoreDamaged where a payload does not open."""
 
     def __init__(self, store: Path, disk: Disk, dest: Path, sealing: Callable[[str], seal.Seal]) -> None:
-        super().__init__(store, disk, dest)
+        super().__init__(store, disk, dest, sealing)
         self.lost: list[Finding] = []
-        self._sealing = sealing
-        self._seal: seal.Seal = seal.Plain()
 
     def _log(self, snapshot: Snapshot) -> int:
-        self._seal = self._sealing(snapshot.store_id)
         at = snapshot.base.checksum
         for place, name in enumerate(snapshot.segments):
             data, rest = self._disk.read(name), snapshot.segments[place + 1 :]
@@ -129,6 +126,8 @@ class Resealing(Copy):
             if read_manifest(self._disk) != now:
                 raise MovedOn("tombstones were put together", errno="ESTALE") from None
             raise
+        if not deleted and run in self._deleted_since(reading.read_store(self._disk)):
+            raise MovedOn(f"{run} was deleted", errno="ESTALE") from error
         if not deleted:
             raise error
         self._leave_out(run)

@@ -14,12 +14,15 @@ import msgspec
 
 from rpcagent import errors
 from rpcagent.batch.faults import Mistake
-from rpcagent.journal import reading, runfiles, seal
+from rpcagent.journal import reading, runfiles, seal, tombstones
 from rpcagent.journal.disk import Disk
 from rpcagent.journal.reading import Snapshot
 from rpcagent.journal.record import Entry
 from rpcagent.journal.runfiles import Line
 from rpcagent.runs import events as ev
+from rpcagent.runs.ports import Recorded
+from rpcagent.runs.supervisor import deletes
+from rpcagent.upkeep.deletions import deletions_in
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _MARKS = (b'"blobs"', b'"outputFile"')
@@ -69,17 +72,40 @@ class Story:
         return self.lines[-1].first + self.lines[-1].count - 1 if self.lines else 0
 
 
-def story_of(disk: Disk, snapshot: Snapshot, entries: Iterable[Entry], run: str) -> Story:
-    """Raises NotFound, StoreDamaged (of this run), StorageError, MovedOn."""
+def story_of(disk: Disk, snapshot: Snapshot, entries: Iterable[Entry], run: str, sealing: seal.Seal) -> Story:
+    """Of a run that the log deletes, whose files may be gone, at least what the log has. Raises NotFound, StoreDamaged (of this
+    run), StorageError, MovedOn."""
+    mine = [entry for entry in entries if entry.run == run]
     named = snapshot.manifest is not None and run in snapshot.manifest.live
-    held = reading.read_run(disk, run, named=named)
+    found = deletions_in(mine, sealing)
+    try:
+        return _joined(disk, mine, run, named=named)
+    except errors.StoreDamaged:
+        if run in found.status or (run in found.sealed and not named):
+            return _joined(None, mine, run, named=False)
+        if _is_deleted(disk, run, sealing):
+            raise reading.MovedOn(f"{run} was deleted while it was read", errno="ESTALE") from None
+        raise
+
+
+def _is_deleted(disk: Disk, run: str, sealing: seal.Seal) -> bool:
+    """Whether it is by now."""
+    snapshot, entries = reading.read_all(disk)
+    named = snapshot.manifest.tombstones if snapshot.manifest else ()
+    graves = tombstones.Tombstones(disk, [tombstones.Named(file.name, file.count, file.sum) for file in named])
+    return run in deletions_in((entry for entry in entries if entry.run == run), sealing).status or run in graves
+
+
+def _joined(disk: Disk | None, entries: Iterable[Entry], run: str, *, named: bool) -> Story:
+    """`disk`: None where its files do not matter."""
+    held = reading.read_run(disk, run, named=named) if disk is not None else None
     lines = list(held[1]) if held else []
     event = filed = held[0].last_seq if held else 0
     numbers = {}
     for entry in entries:
-        if entry.run != run or entry.first + entry.count - 1 <= event:
+        if entry.first + entry.count - 1 <= event:
             continue  # a checkpoint that was interrupted has filed it, or has recorded it again
-        if entry.first != event + 1:
+        if entry.first != event + 1 and disk is not None:
             raise runfiles.damaged(run, "the log", 0, f"event {event + 1} is missing before record {entry.seq}")
         event = entry.first + entry.count - 1
         numbers[entry.first] = entry.seq
@@ -87,6 +113,13 @@ def story_of(disk: Disk, snapshot: Snapshot, entries: Iterable[Entry], run: str)
     if not lines:
         raise errors.NotFound(f"there is no run {run} in this store", runId=run)
     return Story(run, lines, filed, numbers)
+
+
+def refuse_what_is_deleted(story: Story, sealing: seal.Seal) -> None:
+    """Raises NotFound for a run of which the log says so; KeyMissing where it may."""
+    last = story.lines[-1]
+    if deletes(Recorded(last.first, last.count, opened(sealing, story.run, last))) is not None:
+        raise errors.NotFound(f"the run {story.run} was deleted", runId=story.run)
 
 
 def resolve(disk: Disk, entries: Iterable[Entry], name: str) -> str:
