@@ -77,6 +77,7 @@ class Owner:
         self.ended = dict(found.ended) if found else {}
         self.place: dict[str, int] = {run: summary.decode(raw).place for run, raw in self.live.items()}
         self.fresh: dict[str, list[Line]] = {}
+        self.statuses: dict[str, str] = {}
         self.wal_entries = list(self.wal.entries())
         for entry in self.wal_entries:
             self._note(Item(entry.run, entry.first, entry.count, entry.body))
@@ -117,9 +118,10 @@ class Owner:
                 continue
             self.live.pop(run, None)
             self.ended[found.status] = self.ended.get(found.status, 0) + 1
+            self.statuses[run] = found.status
         for run in gone:
             state = runfiles.read_state(self.disk, run)
-            status = summary.decode(state.summary).status if state else None
+            status = summary.decode(state.summary).status if state else self.statuses.get(run)
             self.live.pop(run, None)
             if status in self.ended:
                 self.ended[status] -= 1
