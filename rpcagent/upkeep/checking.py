@@ -263,9 +263,11 @@ class Check:
                 self._tell(Finding(severity="warning", what=what, file=f"runs/{run}", runs=[run], remedy=remedy))
 
     def _count_ended(self, view: View, ended: dict[str, Summary]) -> None:
-        """Runs that have ended are in no list but the index, so only their number tells that one is gone."""
+        """Runs that have ended are in no list but the index, so only their number tells that one is gone. What a checkpoint that is
+        under way or was interrupted has filed is counted by none yet, and the log tells which runs those are."""
         live = view.manifest.live if view.manifest else {}
-        have = Counter(heads.status for heads in ended.values())
+        begun = {run for run, spans in view.spans.items() if spans.rows[0][0] == 1}
+        have = Counter(heads.status for run, heads in ended.items() if run not in live and run not in begun)
         # Damaged, and told as such: whatever they are, they are not missing.
         spare = sum(
             found.files_are_bad and run not in live and run not in ended for run, found in self._suspects.items()

@@ -19,7 +19,7 @@ from rpcagent import errors
 from rpcagent.journal import reading, seal
 from rpcagent.journal.disk import RealDisk, StoreLock
 from rpcagent.policy.retention import Retention, RetentionRule
-from rpcagent.store import open_store
+from rpcagent.store import look_at_store, open_store
 from rpcagent.upkeep.collecting import _idle
 from rpcagent.upkeep.deletions import deletions_in
 from tests.process.disk_rigs import mutating
@@ -76,17 +76,21 @@ def deleted_by_the_log(store: Path, sealing: Sealing = plain) -> set[str]:
     return set(deletions_in(entries, sealing(snapshot.store_id)).status)
 
 
-def known_as_deleted(store: Path, runs: set[str], sealing: Sealing = plain) -> set[str]:
-    """Those of the runs that a process which opens the store refuses as deleted. It may change the store."""
+def known_as_deleted(store: Path, runs: set[str], sealing: Sealing = plain, *, opening: bool = False) -> set[str]:
+    """Those of the runs that a process which looks at the store knows as deleted, or one that opens it."""
 
     async def work() -> set[str]:
-        lock = StoreLock.take(store, since="now")
-        opened = await open_store(store, lock, _idle, sealing=sealing)
+        lock = StoreLock.take(store, since="now") if opening else None
+        if opening:
+            found = await open_store(store, lock, _idle, sealing=sealing)
+        else:
+            found = await look_at_store(store, _idle, sealing=sealing, note=lambda _text: None)
         try:
-            return {run for run in runs if opened.archive.deleted(run)}
+            return {run for run in runs if found.archive.deleted(run)}
         finally:
-            await opened.close()
-            lock.close()
+            await found.close()
+            if lock is not None:
+                lock.close()
 
     return anyio.run(work)
 

@@ -53,6 +53,7 @@ def checked(store: Path, monkeypatch: pytest.MonkeyPatch, acts: list, at: int, s
     monkeypatch.setattr(Place, "disk", lambda _place: busy)
     Check(Place(store), found.append, replay=True).run()
     monkeypatch.undo()
+    busy.close()
     return [
         each for each in found if each.severity != "note" and not each.what.startswith("a large output is missing")
     ], busy.reads
@@ -161,11 +162,13 @@ def test_a_backup_of_any_moment_of_a_deletion_is_whole_and_has_the_run_or_its_de
         except (reading.MovedOn, FileNotFoundError):
             at, reads = at + 1, max(reads, busy.reads + 1)
             continue
+        finally:
+            busy.close()
+            owner.close()
         found: list[Finding] = []
         Check(Place(copy), found.append, replay=True).run()
         assert [each for each in found if each.severity != "note"] == [], at
         deleted = known_as_deleted(copy, {GONE})
         assert deleted == {GONE} or (copy / "runs" / GONE / "state.json").exists(), at
-        owner.close()
         at, reads, made = at + 1, max(reads, busy.reads), made + 1
     assert made > 10

@@ -120,7 +120,7 @@ def test_after_a_repair_what_was_deleted_is_deleted_and_counted_no_more(
     again = said("verify", "--store", store, "--json", "--replay")
     assert (again.code, warned(again)) == (0, [])
     assert list((store / "damaged").rglob(f"{run}/*")) == []
-    assert known_as_deleted(store, gone) == gone
+    assert known_as_deleted(store, gone, opening=True) == gone
     assert said("gc", "--store", store, "--workspace", tmp_path).code == 0
     assert [each for each in gone if left_of(store, each) is not None] == []
     again = said("verify", "--store", store, "--json", "--replay")
