@@ -27,6 +27,8 @@ from rpcagent.upkeep.collecting import _idle
 from tests.runs.on_disk import Life, OnDisk
 from tests.upkeep.commands import said
 
+from .past_runs import folder
+
 pytestmark = pytest.mark.anyio
 AT_ONCE = Retention((RetentionRule(after_ms=0),))
 Break = Callable[[Path], object]
@@ -51,10 +53,6 @@ async def past(disk: OnDisk, count: int = 3) -> list[str]:
         await life.keeper.checkpoint()
         assert life.roster.actors == {}
     return runs
-
-
-def folder(disk: OnDisk, run: str) -> Path:
-    return disk.folder / "runs" / run
 
 
 def without_index(disk: OnDisk) -> None:
