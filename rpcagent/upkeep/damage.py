@@ -182,7 +182,10 @@ def _look_for_vanished(found: Found) -> None:
     """Runs that have ended are in no list but the index: without it only their number tells that some are gone. Then, and where
     the manifest is lost, a history without a state is taken for what is left of a run; else it is a leftover."""
     kept = [run for run in found.runs.values() if run.fate != "deleted"]
-    counted = Counter(run.status for run in kept if run.state is not None and not run.live)
+    # What a checkpoint that was interrupted has filed is counted by none.
+    live = found.known.live if found.known is not None else {}
+    settled = [run for run in kept if run.name not in live and not _is_first(run.spans)]
+    counted = Counter(run.status for run in settled if run.state is not None and not run.live)
     due = Counter(found.known.ended) if found.known is not None else Counter()
     due -= Counter(run.status for run in found.runs.values() if run.fate == "deleted")
     found.vanished = sum((due - counted).values())
@@ -192,11 +195,7 @@ def _look_for_vanished(found: Found) -> None:
                 run.trouble = runfiles.damaged(run.name, runfiles.state_of(run.name), 0, "state.json is missing")
             else:
                 run.prefix = run.certain = 0
-        if (
-            run.state is None
-            and (run.named or run.trouble is not None)
-            and run.name not in (found.known.live if found.known else ())
-        ):
+        if run.state is None and (run.named or run.trouble is not None) and run.name not in live:
             found.vanished = max(0, found.vanished - 1)  # it is this one
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rpcagent.journal import reading
+from rpcagent.journal import manifest, reading
 from rpcagent.journal.disk import RealDisk, StoreLock
 from rpcagent.journal.record import Item
 from rpcagent.runs import events as ev
@@ -18,7 +18,7 @@ from rpcagent.upkeep.copying import Copy
 from rpcagent.upkeep.findings import Finding
 from rpcagent.upkeep.place import Place
 
-from .deleting import known_as_deleted
+from .deleting import deleted_by_the_log, known_as_deleted
 from .stores import AT, Owner, commits, runs
 
 GONE, KEPT = runs("completed")[:2]
@@ -172,3 +172,25 @@ def test_a_backup_of_any_moment_of_a_deletion_is_whole_and_has_the_run_or_its_de
         assert deleted == {GONE} or (copy / "runs" / GONE / "state.json").exists(), at
         at, reads, made = at + 1, max(reads, busy.reads), made + 1
     assert made > 10
+
+
+def test_a_backup_of_a_log_that_deletes_a_run_counts_it_until_the_deletion_is_taken_off(tmp_path: Path):
+    at, reads, made = 0, 1, 0
+    while at < reads:
+        store, copy = tmp_path / f"store{at}", tmp_path / f"copy{at}"
+        owner = owned(store)
+        said_deleted(owner)
+        busy = Busy(RealDisk(store), [lambda owner=owner: owner.checkpoint([GONE])], at)  # type: ignore[misc]
+        try:
+            Copy(store, busy, copy).make()
+        except (reading.MovedOn, FileNotFoundError):
+            at, reads = at + 1, max(reads, busy.reads + 1)
+            continue
+        finally:
+            busy.close()
+            owner.close()
+        told = manifest.decode((copy / "checkpoint.json").read_bytes()).ended
+        log_deletes = GONE in deleted_by_the_log(copy)
+        assert (told["completed"], known_as_deleted(copy, {GONE})) == (2 if log_deletes else 1, {GONE}), at
+        at, reads, made = at + 1, max(reads, busy.reads), made + 1
+    assert made > 5
