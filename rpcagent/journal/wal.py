@@ -32,10 +32,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from rpcagent import errors
-from rpcagent.journal import opening, record, tail
+from rpcagent.journal import opening, record, reserve, tail
 from rpcagent.journal.opening import stranger_in
 from rpcagent.journal.record import Entry, Item
-from rpcagent.journal.reserve import Reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -99,7 +98,7 @@ class Wal:
         self._format = record.FORMAT  # of the current segment
         self._slot = 0  # the one to write next: never the one that holds the better watermark
         self._greeting: record.Opening | None = None
-        self._reserve = Reserve(disk, 0)
+        self._reserve = reserve.Reserve(disk, 0)
 
     @classmethod
     def open(
@@ -132,7 +131,7 @@ class Wal:
         except OSError as error:
             name = errors.name_of(error)
             raise errors.StorageError(f"The store cannot be opened ({name}); nothing was lost.", errno=name) from error
-        wal._reserve = Reserve(disk, reserve_bytes)
+        wal._reserve = reserve.Reserve(disk, reserve_bytes)
         wal._reserve.take()
         return wal
 
@@ -252,7 +251,7 @@ class Wal:
             except OSError as error:
                 self.errno = errors.name_of(error)
         self.state = "poisoned"
-        for name in (self._segment, "HEAD", _FOLDER, ""):
+        for name in (self._segment, "HEAD", reserve.FILE, _FOLDER, ""):
             self._disk.release(name)
 
     def poison(self, name: str) -> errors.StoragePoisoned:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from rpcagent import errors
+from rpcagent.journal.disk import Disk, RealDisk
 from rpcagent.journal.record import Item
 from rpcagent.journal.wal import Wal
 
@@ -38,7 +41,7 @@ class SmallDisk(SimDisk):
         self.room = sum(map(len, self.image().values()))
 
 
-def opened(disk: SimDisk) -> Wal:
+def opened(disk: Disk) -> Wal:
     return Wal.open(disk, draw_store_id=lambda: "store-1", app="0.1.0", at="now", reserve_bytes=HELD)
 
 
@@ -120,3 +123,13 @@ def test_a_store_that_is_opened_on_a_full_disk_takes_its_reserve_over(disk: Smal
         again.append([item(2, 100)])
     again.append_outcomes([item(2, 100)])
     assert replay(opened(disk.killed())) == [item(1), item(2, 100)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_a_closed_log_has_given_all_its_descriptors_back(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    disk = RealDisk(tmp_path)
+    log = opened(disk)
+    log.append([item(1)])
+    log.close()
+    assert os.listdir("/proc/self/fd") == before

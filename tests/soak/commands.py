@@ -42,10 +42,9 @@ class Beside:
         """There is none that still goes on."""
         return self._process is None or self._process.poll() is not None
 
-    def finish(self, *, beside: bool = True) -> bool:
+    def finish(self) -> bool:
         """Waits for it. False: a backup gave up, because the store changed faster than it could be copied, and left nothing.
-        `beside`: lives may have come and gone meanwhile; only then may it warn (of an index that was ahead of what it read).
-        Raises Finding."""
+        It must not even warn, although lives may have come and gone meanwhile. Raises Finding."""
         process, self._process = self._process, None
         if process is None:
             return True
@@ -55,8 +54,7 @@ class Beside:
         if self._name == "backup" and [error["data"].get("errno") for error in errors] == ["ESTALE"]:
             self.done["given up"] += 1
             return False
-        wrong = {"damage"} if beside else {"damage", "warning"}
-        found = [line["finding"] for line in lines if line.get("finding", {}).get("severity") in wrong]
+        found = [line["finding"] for line in lines if line.get("finding", {}).get("severity") in {"damage", "warning"}]
         expect(process.returncode == 0 and not found, f"{self._name} is not content", found, said[-2_000:])
         self.done[self._name] += 1
         return True

@@ -44,7 +44,7 @@ def last_life(chain: Chain) -> None:
     for place in (chain.store, copy):
         chain.doing = f"verify {place.name}"
         chain.beside.verify(place)
-        chain.beside.finish(beside=False)
+        chain.beside.finish()
     compare(chain, copy, at_least)
 
 
