@@ -29,7 +29,7 @@ from rpcagent.journal import runfiles, seal
 from rpcagent.journal.blobs import GRACE_S, Blobs
 from rpcagent.journal.checkpoint import Change, Checkpointer
 from rpcagent.journal.disk import Fence, RealDisk
-from rpcagent.journal.ended import ended_row, rows_of
+from rpcagent.journal.ended import ended_row, rows_of, uncounted
 from rpcagent.journal.index import Ended, Index
 from rpcagent.journal.known import Known
 from rpcagent.journal.lookup import Lookup
@@ -100,42 +100,58 @@ class FileArchive:
         )  # fmt: skip
         self._learning = anyio.Lock()
         self._in_log: tuple[Collection[str], Collection[str]] = ((), ())
+        self._places = manifest.places if manifest is not None else 1
+        self._empty: set[str] = set()  # folders of runs without a state, of which nothing else tells
+        self._uncounted: dict[str, Summary] = {}
         self.lost: int | None = None if self._any else 0
 
     async def prepare(self) -> None:
         """Reads the tombstones. Raises StoreDamaged, StorageError."""
-        if self._any:
-            await anyio.to_thread.run_sync(self._prepare, limiter=self._saving)
+        await anyio.to_thread.run_sync(self._prepare, limiter=self._saving)
 
     def _prepare(self) -> None:
-        "" in self._tombstones  # noqa: B015 - read now, so that no later question touches the disk
+        if self._any:
+            "" in self._tombstones  # noqa: B015 - read now, so that no later question touches the disk
+        elif self._names(runfiles.FOLDER):
+            self.lost = None  # a checkpoint or an import was cut off before there was a manifest
 
     def replayed(self, begun: Collection[str], named: Collection[str]) -> None:
         self._in_log = begun, named
 
     async def learn(self) -> None:
         """As the port says; from then on a new run needs no look at the disk."""
+
+        def look(index: Index) -> tuple[list[str], list[str]]:
+            return index.runs(), index.runs(self._places)
+
         async with self._learning:
-            if self.lost is None:
-                try:
-                    ended = await self._lookup.ask(Index.runs)
-                except errors.StorageError:
-                    ended = None
+            if self.lost is not None:
+                return
+            try:
+                ended = await self._lookup.ask(look) if self._any else ([], [])
+            except errors.StorageError:
+                ended = None
+            async with self._lookup.changing:
                 await anyio.to_thread.run_sync(self._learn, ended, limiter=self._saving)
 
-    def _learn(self, ended: list[str] | None) -> None:
+    def _learn(self, ended: tuple[list[str], list[str]] | None) -> None:
         begun, named = map(set, self._in_log)
-        indexed = set(ended or ())
+        indexed, beyond = map(set, ended or ((), ()))
         names = indexed.union(filter(runfiles.names_a_run, self._names(runfiles.FOLDER)))
-        # Not there is a folder without a state, nor a run that a checkpoint filed before it was cut off: no manifest counts it.
+        # No manifest counts a folder without a state, nor what a checkpoint or an import filed before it was cut off.
         strays = {run for run in names - indexed - named if not self._has_state(run)}
         dead = (
             {run for run in names if run in self._tombstones}
             if (self._tombstones.named or self._tombstones.pending)
             else set()
         )
-        there = names - begun - strays - dead | named
+        unsure = (names - indexed | beyond) - named - begun - strays - dead
+        fresh = dict(uncounted(self._writer, unsure, self._places))
+        there = names - begun - strays - dead - fresh.keys() | named
         lost = max(0, self._live + sum(self._ended.values()) - len(there))
+        if fresh and not self._looking:
+            rows = list(rows_of(self._writer, fresh, self._note))
+            self._lookup.update(lambda: rows, (), self._lookup.through, self._ended)
         if lost and ended is None:
             raise errors.StorageError(
                 "it is not known which runs there are: their index cannot be used now", errno="EIO"
@@ -147,6 +163,11 @@ class FileArchive:
             )
         # Also those without files: the key of one that lost them must not begin a fresh run.
         self._known, self.lost, self._in_log = Known(names), lost, ((), ())
+        self._empty, self._uncounted = strays, fresh
+
+    def adopt(self) -> list[Summary]:
+        uncounted, self._uncounted = self._uncounted, {}
+        return list(uncounted.values())
 
     def _has_state(self, run: str) -> bool:
         try:
@@ -203,8 +224,12 @@ class FileArchive:
             return None
         # A run whose files are gone, or older than they should be, must not be taken for one that never was, or never went so
         # far: its effects would be made again.
-        if not least and (row := await self._lookup.ask(lambda index: index.find(run_id))) is not None:
-            least = max(1, decoded(run_id, row.summary).last_seq)
+        if not least:
+            row = await self._lookup.ask(lambda index: index.find(run_id))
+            if row is not None:
+                least = max(1, decoded(run_id, row.summary).last_seq)
+            elif self._known is not None and run_id not in self._empty:
+                least = 1  # it had files in this process, whatever became of them and of the index
         return await self._off_loop(self._read, run_id, least, fold)
 
     def _read(self, run_id: str, least: int, fold: Callable[[Iterator[bytes]], T]) -> tuple[T, Summary] | None:
@@ -356,8 +381,6 @@ class FileArchive:
                 raise errors.StoragePoisoned(f"the log answers {answer} to records of a damaged run")
 
     async def save(self, mark: Any, checkpoint: Checkpoint) -> None:
-        if self.lost is None:
-            await self.learn()  # by what the manifest counts that is there now
         async with self._lookup.changing:
             await anyio.to_thread.run_sync(self._save, mark, checkpoint, limiter=self._saving)
 
@@ -387,6 +410,7 @@ class FileArchive:
             self._tombstones.filed(graves)
         if self._known is not None:
             self._known.add(one.run_id for one in checkpoint.filed)
+            self._empty.difference_update(one.run_id for one in checkpoint.filed)
         self._ended, self._any = header.ended, True
         self._lookup.covers(mark.seq, header.ended)
         trim()  # of what the checkpoint before let go

@@ -5,6 +5,7 @@ Knows: what of a summary a row has, and that files which cannot be used give non
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -32,6 +33,17 @@ def rows_of(disk: Disk, runs: Iterable[str], note: Callable[[str], None]) -> Ite
             continue
         if row is not None:
             yield row
+
+
+def uncounted(disk: Disk, runs: Iterable[str], places: int) -> Iterator[tuple[str, Summary]]:
+    """Those of these runs that have ended, and that a manifest with so many places does not count: each was taken in by an import
+    that was cut off behind its files. Files that cannot be used are left out. The caller knows that the log does not hold them."""
+    for run_id in runs:
+        with contextlib.suppress(errors.StoreDamaged, errors.StorageError, errors.Incompatible):
+            state = runfiles.read_state(disk, run_id)
+            heads = decoded(run_id, state.summary) if state is not None else None
+            if heads is not None and not heads.live and heads.place >= places:
+                yield run_id, heads
 
 
 def ended_row(run_id: str, state: State, heads: Summary) -> Ended | None:

@@ -219,10 +219,10 @@ class Index:
             found = self._database.execute(query, (run,)).fetchone()
             return None if found is None else _row(found)
 
-    def runs(self) -> list[str]:
-        """All runs that have ended, in no order."""
+    def runs(self, place: int = 0) -> list[str]:
+        """All runs that have ended, at `place` or after it, in no order."""
         with translated():
-            return [run for (run,) in self._database.execute("SELECT run FROM ended")]
+            return [run for (run,) in self._database.execute("SELECT run FROM ended WHERE place >= ?", (place,))]
 
     def counts(self) -> dict[str, int]:
         """How many runs there are of each status that any run has."""

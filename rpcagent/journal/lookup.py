@@ -43,7 +43,7 @@ class Lookup:
         looking: bool,
     ) -> None:
         self._folder, self._store_id = folder, store_id
-        self._through, self._counts = through, counts
+        self.through, self._counts = through, counts
         self._filed, self._note = filed, note
         self._saving, self._reading, self._looking = saving, reading, looking
         self._written: Index | None = None
@@ -87,7 +87,7 @@ class Lookup:
 
     def covers(self, through: int, counts: Mapping[str, int]) -> None:
         """There is a new manifest."""
-        self._through, self._counts = through, counts
+        self.through, self._counts = through, counts
 
     def close(self) -> None:
         """Gives the files up."""
@@ -106,7 +106,7 @@ class Lookup:
 
     def _open_to_read(self) -> Index:
         if self._looking:
-            return index_to_look(self._folder, self._through, self._store_id, self._counts)
+            return index_to_look(self._folder, self.through, self._store_id, self._counts)
         return Index(self._folder / FILE_NAME)
 
     def _asked_files(self, question: Callable[[Index], T]) -> T:
@@ -116,7 +116,7 @@ class Lookup:
                 if self._read is not None:
                     self._read.close()
                 self._read = None
-                self._read = Private.of(self._filed(self._note), self._through, self._store_id)
+                self._read = Private.of(self._filed(self._note), self.through, self._store_id)
             return question(self._read)
 
     def _drop(self) -> None:
@@ -131,13 +131,13 @@ class Lookup:
             self._note(done)
         if not anew:
             try:
-                self._written = Index.open_or_rebuild(path, _unfit, self._through, self._store_id, self._counts)
+                self._written = Index.open_or_rebuild(path, _unfit, self.through, self._store_id, self._counts)
             except _Unfit:
                 pass
             else:
                 return self._written
         known = self._counts if counts is None else counts
-        self._written = Index.rebuild(path, self._rows, self._through, self._store_id, known)
+        self._written = Index.rebuild(path, self._rows, self.through, self._store_id, known)
         return self._written
 
     def _rows(self) -> Iterator[Ended]:

@@ -68,6 +68,7 @@ class Keeper:
     async def keep(self, warn: Callable[[int], None]) -> None:
         """For as long as the daemon runs. `warn` is called with the bytes that are left where the disk may soon be full."""
         await self._attempt(self._archive.settle)
+        self._adopt()
         seen, tidied = -1, anyio.current_time() - TIDY_S + FIRST_TIDY_S
         while True:
             await self._look_at_room(warn)
@@ -143,6 +144,9 @@ class Keeper:
         """Durable on return: a start reads only what was recorded since it began. Raises StorageError, StoragePoisoned."""
         began = anyio.current_time()
         async with self._saving:
+            if self._archive.lost is None:
+                await self._archive.learn()  # by what the manifest counts that is there now
+            self._adopt()
             mark = await self._archive.mark()
             places = self._roster.places  # whatever begins from here on is in the log, and is placed again by a replay
             filed = await self._filed(mark)
@@ -152,6 +156,12 @@ class Keeper:
             self.made += 1
             await self._park()
         self._took_ms = round((anyio.current_time() - began) * 1_000)
+
+    def _adopt(self) -> None:
+        for heads in self._archive.adopt():
+            self.ended[heads.status] += 1
+            self._roster.counts[heads.status] += 1
+            self._roster.places = max(self._roster.places, heads.place + 1)
 
     async def _filed(self, mark: Mark) -> list[Filed]:
         """One for each run with records that are in no file. In slices: nobody waits for all of it."""
@@ -324,6 +334,7 @@ class Keeper:
 
         async with self._saving:
             found = await self._archive.due(self._supervisor.clock.now())
+            self._adopt()
             for begin in range(0, len(found), _SLICE):
                 async with anyio.create_task_group() as group:  # they share their syncs
                     for due in found[begin : begin + _SLICE]:

@@ -86,6 +86,9 @@ class MemoryArchive:
     async def learn(self) -> None:
         """It knows."""
 
+    def adopt(self) -> list[Summary]:
+        return []
+
     async def settle(self) -> None:
         """There is nothing to do."""
 

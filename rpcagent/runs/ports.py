@@ -163,6 +163,11 @@ class Archive(Protocol):
         """Looks which runs have files. Raises StorageError."""
         ...
 
+    def adopt(self) -> list[Summary]:
+        """Runs that have ended and that nobody counts yet, as `learn` found them: an import was cut off behind their files. Each
+        is given once."""
+        ...
+
     async def settle(self) -> None:
         """What need not be done before the first answer. Raises StorageError, StoreDamaged."""
         ...

@@ -264,10 +264,16 @@ class Check:
 
     def _count_ended(self, view: View, ended: dict[str, Summary]) -> None:
         """Runs that have ended are in no list but the index, so only their number tells that one is gone. What a checkpoint that is
-        under way or was interrupted has filed is counted by none yet, and the log tells which runs those are."""
+        under way or was interrupted has filed is counted by none yet, and the log tells which runs those are; nor is what an import
+        that was cut off has left, which has a place that is free."""
         live = view.manifest.live if view.manifest else {}
+        places = view.manifest.places if view.manifest else 0
         begun = {run for run, spans in view.spans.items() if spans.rows[0][0] == 1}
-        have = Counter(heads.status for run, heads in ended.items() if run not in live and run not in begun)
+        have = Counter(
+            heads.status
+            for run, heads in ended.items()
+            if run not in live and run not in begun and heads.place < places
+        )
         # Damaged, and told as such: whatever they are, they are not missing.
         spare = sum(
             found.files_are_bad and run not in live and run not in ended for run, found in self._suspects.items()

@@ -180,14 +180,25 @@ class Copy:
         under_way = [run for run in (*told.live, *(entry.run for entry in snapshot.entries())) if run not in deleted]
         if since - self._held or any(run in graves for run in under_way):
             raise MovedOn("a run was deleted that is under way in the copy, or not in it", errno="ESTALE")
-        ended = told.ended
-        if now != told:  # a replay takes those off again that the log deletes
-            ended = dict(Counter(status for run, status in self._ended.items() if run not in graves))
-            ended = dict(Counter(ended) + Counter(deleted.values()))
+        ended = told.ended if now == told else self._counted(told, now, graves)
         members = {name: getattr(told, name) for name in told.__struct_fields__ if name != "live"}
         after = Manifest(**members | {"ended": ended, "tombstones": now.tombstones, "kid": self._kid(told)})
         lines = ((run, self._summary(run, raw)) for run, raw in told.live.items())
         self._write(manifest.FILE, manifest.encode(after, lines))
+
+    def _counted(self, told: Manifest, now: Manifest, graves: tombstones.Tombstones | frozenset[str]) -> dict[str, int]:
+        """What `told` counts, less what was buried since. A replay takes those off itself that the log deletes. How a run had
+        ended that is lost, or damaged, is not known: it is counted all the same, so that the copy does not hide it."""
+        deleted = self._deletions.status
+        known = Counter(status for run, status in self._ended.items() if run not in graves) + Counter(deleted.values())
+        buried = sum(file.count for file in now.tombstones) - sum(file.count for file in told.tombstones)
+        buried -= sum(run in graves for run in deleted)
+        missing = sum(told.ended.values()) - buried - known.total()
+        for status, count in told.ended.items():
+            more = max(0, min(missing, count - known[status]))
+            known[status] += more
+            missing -= more
+        return dict(+known)
 
     def _deleted_since(self, fresh: Snapshot) -> set[str]:
         """Runs that had files when the copy was begun, and that the log of now deletes, or may delete."""

@@ -182,9 +182,10 @@ def _look_for_vanished(found: Found) -> None:
     """Runs that have ended are in no list but the index: without it only their number tells that some are gone. Then, and where
     the manifest is lost, a history without a state is taken for what is left of a run; else it is a leftover."""
     kept = [run for run in found.runs.values() if run.fate != "deleted"]
-    # What a checkpoint that was interrupted has filed is counted by none.
+    # What a checkpoint or an import that was cut off has filed is counted by none.
     live = found.known.live if found.known is not None else {}
-    settled = [run for run in kept if run.name not in live and not _is_first(run.spans)]
+    places = found.known.places if found.known is not None else 0
+    settled = [run for run in kept if run.name not in live and not _is_first(run.spans) and run.place < places]
     counted = Counter(run.status for run in settled if run.state is not None and not run.live)
     due = Counter(found.known.ended) if found.known is not None else Counter()
     due -= Counter(run.status for run in found.runs.values() if run.fate == "deleted")

@@ -5,8 +5,9 @@ Knows: what is refused, and the order in which a run comes to be. Does not know:
 The run goes into files of its own, as a checkpoint would have put it there, and not into the log: a log takes a batch, of which a
 crash may keep the first records, and the first records of a run are a run that goes on. The order, each step durable before
 the next one begins: the large outputs; history.jsonl; state.json, with which the run is there, whole; the manifest, which
-names it where it has not ended; the index. A crash before state.json leaves a folder that means nothing. One after it leaves
-a run that is whole and that no list shows; the same import goes on from there.
+names it where it has not ended, and counts it where it has; the index. A crash before state.json leaves a folder that means
+nothing. One after it leaves a run that is whole and that no list shows; the same import goes on from there. One that has ended
+is recognised by its place, which is free as the manifest tells, and counted by whoever writes the next manifest.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import secrets
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +27,7 @@ from rpcagent.batch.faults import Mistake
 from rpcagent.ids import is_run_id
 from rpcagent.journal import access, blobs, manifest, reading, runfiles, seal, tombstones
 from rpcagent.journal.disk import Disk, RealDisk, StoreLock
-from rpcagent.journal.ended import ended_row
+from rpcagent.journal.ended import ended_row, uncounted
 from rpcagent.journal.index import FILE_NAME, Index, IndexUnusable
 from rpcagent.journal.manifest import Base, Manifest
 from rpcagent.journal.reading import Snapshot
@@ -143,6 +145,7 @@ class Taking:
         self._store, self._place = store, place
         self._disk: Disk = disk if disk is not None else RealDisk(store)
         self._snapshot, self._entries = self._opened()
+        self._cut_off: dict[str, Summary] = {}
 
     def _opened(self) -> tuple[Snapshot, list[Entry]]:
         found, entries = reading.read_all(self._disk)
@@ -205,6 +208,7 @@ class Taking:
         sealing = self._place.seal(self._snapshot.store_id)
         self._keep_blobs(path, sealing)
         told = self._snapshot.manifest
+        self._cut_off = self._uncounted(found.head.run_id)
         place = self._next_place()
         heads, body = summary.summarise(found.state, place, "")
         raw = summary.encode(heads, sealing.seal(seal.summary_context(found.head.run_id, heads.last_seq), body))
@@ -212,11 +216,22 @@ class Taking:
         self._write_manifest(found, heads, raw, told)
         self._index(found.head.run_id, state, heads)
 
+    def _uncounted(self, run: str) -> dict[str, Summary]:
+        """What imports that were cut off have left, but for this run."""
+        told = self._snapshot.manifest
+        others = {run, *(told.live if told is not None else ()), *(entry.run for entry in self._entries)}
+        try:
+            names = [name for name in self._disk.names(runfiles.FOLDER) if runfiles.names_a_run(name)]
+        except FileNotFoundError:
+            return {}
+        places = told.places if told is not None else 1
+        return dict(uncounted(self._disk, (name for name in names if name not in others), places))
+
     def _next_place(self) -> int:
         """Beyond every place that is taken. Most runs that only the log holds get theirs at the next start, from the one after
         this on; those of a checkpoint that was interrupted have theirs in their files."""
         told = self._snapshot.manifest
-        taken = [told.places - 1 if told is not None else 0]
+        taken = [told.places - 1 if told is not None else 0, *(heads.place for heads in self._cut_off.values())]
         for run in dict.fromkeys(entry.run for entry in self._entries):
             state = runfiles.read_state(self._disk, run)
             if state is not None:
@@ -265,17 +280,17 @@ class Taking:
                 store_id=self._snapshot.store_id, app=__version__, epoch=self._snapshot.epoch, at=_now(), places=1, ended={},
                 base=Base(0, 0, 0),
             )  # fmt: skip
-        ended = dict(told.ended)
+        ended = Counter(told.ended) + Counter(each.status for each in self._cut_off.values())
         live = dict(told.live)
         if heads.live:
             live[found.head.run_id] = raw
         else:
-            ended[heads.status] = ended.get(heads.status, 0) + 1
+            ended[heads.status] += 1
         members = {name: getattr(told, name) for name in told.__struct_fields__ if name != "live"}
         # The next opening must not pass for the one in which the run was released: that was one of another store.
         epoch = max(told.epoch, self._snapshot.epoch, found.state.released_epoch)
         kid = self._place.seal(told.store_id).kid or told.kid
-        after = Manifest(**members | {"ended": ended, "places": heads.place + 1, "epoch": epoch, "kid": kid})
+        after = Manifest(**members | {"ended": dict(ended), "places": heads.place + 1, "epoch": epoch, "kid": kid})
         self._new(manifest.FILE + _DRAFT, manifest.encode(after, live.items()))
         self._disk.sync_full(manifest.FILE + _DRAFT)
         self._disk.rename(manifest.FILE + _DRAFT, manifest.FILE)
