@@ -110,6 +110,8 @@ def _names(store: Path, *, whole: bool) -> Iterator[str]:
         folders.append(part)
     while whole and folders:
         folder = folders.pop()
+        if (store / folder).is_symlink():
+            continue  # told as such, and not followed
         try:
             entries = sorted(os.scandir(store / folder), key=lambda entry: entry.name)
         except (NotADirectoryError, FileNotFoundError):
@@ -121,10 +123,12 @@ def _names(store: Path, *, whole: bool) -> Iterator[str]:
 
 
 def _look(name: str, path: Path, me: int) -> Finding | None:
-    """None: it is good, or not there."""
+    """None: it is good, or not there, or nothing that a store has: to open that could do whatever it is for."""
     try:
         entry = path.lstat() if name else path.stat()
     except FileNotFoundError:
+        return None
+    if not (stat.S_ISREG(entry.st_mode) or stat.S_ISDIR(entry.st_mode) or stat.S_ISLNK(entry.st_mode)):
         return None
     verdict = judge(name, entry.st_mode, entry.st_uid, stat.S_ISLNK(entry.st_mode), me)
     if verdict == "good":

@@ -209,6 +209,10 @@ class FileArchive:
     def may_hold(self, run_id: str) -> bool:
         return self._any and (self._known is None or run_id in self._known)
 
+    def _had_files(self, run_id: str) -> bool:
+        """In this process, whatever became of them and of the index since."""
+        return self._known is not None and run_id in self._known and run_id not in self._empty
+
     def deleted(self, run_id: str) -> bool:
         return run_id in self._tombstones
 
@@ -228,8 +232,8 @@ class FileArchive:
             row = await self._lookup.ask(lambda index: index.find(run_id))
             if row is not None:
                 least = max(1, decoded(run_id, row.summary).last_seq)
-            elif self._known is not None and run_id not in self._empty:
-                least = 1  # it had files in this process, whatever became of them and of the index
+            elif self._had_files(run_id):
+                least = 1
         return await self._off_loop(self._read, run_id, least, fold)
 
     def _read(self, run_id: str, least: int, fold: Callable[[Iterator[bytes]], T]) -> tuple[T, Summary] | None:

@@ -125,14 +125,14 @@ class Copy:
         heads = summary.decode(state.summary)
         if heads.place >= told.places:
             return  # begun after the manifest
+        if not heads.live:
+            self._ended[run] = heads.status
         try:
             self._files_of(run, state)
         except FileNotFoundError:  # deleted while it was copied
             self._leave_out(run)
             return
         self._held.add(run)
-        if not heads.live:
-            self._ended[run] = heads.status
 
     def _leave_out(self, run: str) -> None:
         shutil.rmtree(self._dest / runfiles.folder_of(run), ignore_errors=True)
@@ -187,18 +187,13 @@ class Copy:
         self._write(manifest.FILE, manifest.encode(after, lines))
 
     def _counted(self, told: Manifest, now: Manifest, graves: tombstones.Tombstones | frozenset[str]) -> dict[str, int]:
-        """What `told` counts, less what was buried since. A replay takes those off itself that the log deletes. How a run had
-        ended that is lost, or damaged, is not known: it is counted all the same, so that the copy does not hide it."""
-        deleted = self._deletions.status
-        known = Counter(status for run, status in self._ended.items() if run not in graves) + Counter(deleted.values())
+        """What `told` counts, less what was buried since; so a run that is lost, or damaged, is counted as before. A replay takes
+        those off itself that the log deletes."""
+        gone = [run for run in self._ended if run in graves]
         buried = sum(file.count for file in now.tombstones) - sum(file.count for file in told.tombstones)
-        buried -= sum(run in graves for run in deleted)
-        missing = sum(told.ended.values()) - buried - known.total()
-        for status, count in told.ended.items():
-            more = max(0, min(missing, count - known[status]))
-            known[status] += more
-            missing -= more
-        return dict(+known)
+        if buried != len(gone) + sum(run in graves for run in self._deletions.status):
+            raise MovedOn("runs were deleted before they were seen", errno="ESTALE")
+        return dict(Counter(told.ended) - Counter(self._ended[run] for run in gone))
 
     def _deleted_since(self, fresh: Snapshot) -> set[str]:
         """Runs that had files when the copy was begun, and that the log of now deletes, or may delete."""

@@ -77,7 +77,7 @@ def _stamps(store: Path) -> list[tuple[int, int, int] | None]:
     found: list[tuple[int, int, int] | None] = []
     for part in _PARTS:
         try:
-            stat = (store / (FILE_NAME + part)).stat()
+            stat = (store / (FILE_NAME + part)).lstat()
             found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
         except FileNotFoundError:
             found.append(None)

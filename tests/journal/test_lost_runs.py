@@ -11,10 +11,13 @@ from typing import Any
 import anyio
 import pytest
 from rpcagent import errors
+from rpcagent.journal import manifest
 from rpcagent.journal.checkpoint import Checkpointer
 from rpcagent.policy.retention import Retention, RetentionRule
 from rpcagent.runs import roster
+from rpcagent.upkeep import importing
 from tests.runs.on_disk import OnDisk
+from tests.upkeep.commands import said
 
 from .past_runs import folder, past, remove
 
@@ -135,6 +138,54 @@ async def test_runs_that_are_known_by_the_log_or_the_manifest_alone_are_not_lost
         await life.start("new")
 
 
+async def test_a_run_that_is_lost_while_the_process_lives_never_begins_anew_f032(disk: OnDisk):
+    """Its folder goes, and the index is made anew: it is known by the process alone."""
+    runs = await past(disk)
+    async with disk.life() as life:
+        await life.archive.settle()
+        shutil.rmtree(folder(disk, runs[2]))
+        remove(disk.folder / "index.sqlite")
+        life.archive._lookup._drop()
+        assert [run for _, run, _ in await life.listed()] == [run for run in runs if run != runs[2]]
+        for _ in range(2):
+            with pytest.raises(errors.StoreDamaged) as refusal:
+                await life.start("k2")
+            assert refusal.value.details["runs"] == [runs[2]]
+        new = await life.start("new")
+        await life.keeper.checkpoint()
+        assert life.supervisor.status_of(await life.supervisor.find(new)) == "completed"
+
+
+async def test_what_an_import_that_was_cut_off_has_left_is_counted_by_the_next_process(
+    disk: OnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A whole run that has ended, with a place that no manifest has given away."""
+    (tmp_path / "there").mkdir()
+    there = OnDisk(tmp_path / "there")
+    [left, *_] = await past(there, 1)
+    parcel = tmp_path / "parcel"
+    assert said("export", left, parcel, "--store", there.folder).code == 0
+    runs = await past(disk)
+    monkeypatch.setattr(importing.Taking, "_write_manifest", full)
+    assert said("import", parcel, "--store", disk.folder).code == 5
+    monkeypatch.undo()
+    told = manifest.decode((disk.folder / "checkpoint.json").read_bytes())
+    async with disk.life() as life:
+        await life.keeper.checkpoint()
+        assert (life.counts["completed"], life.archive.lost) == (8, 0)
+        assert (told.places, left, "completed") in await life.listed()
+        new = await life.start("new")
+        assert life.roster.actors[new].place == told.places + 1
+        await life.keeper.checkpoint()
+    after = manifest.decode((disk.folder / "checkpoint.json").read_bytes())
+    assert (dict(after.ended), after.places) == ({"completed": 9}, told.places + 2)
+    shutil.rmtree(folder(disk, runs[2]))
+    remove(disk.folder / "index.sqlite")
+    async with disk.life() as life:
+        await life.archive.learn()
+        assert life.archive.lost == 1
+
+
 async def test_of_twins_that_come_before_it_is_known_which_runs_there_are_the_first_begins_the_run(disk: OnDisk):
     await past(disk)
     async with disk.life() as life:
@@ -148,6 +199,24 @@ async def test_of_twins_that_come_before_it_is_known_which_runs_there_are_the_fi
             for number in range(3):
                 group.start_soon(twin, number)
         assert reached == [0, 1, 2]
+
+
+async def test_a_new_run_is_asked_for_while_it_is_found_out_which_there_are(
+    disk: OnDisk, monkeypatch: pytest.MonkeyPatch
+):
+    await past(disk)
+    async with disk.life() as life:
+        archive, ask = life.archive, life.archive._lookup.ask
+
+        async def after_all_is_known(question: Any) -> Any:
+            monkeypatch.undo()
+            await archive.learn()
+            return await ask(question)
+
+        monkeypatch.setattr(archive._lookup, "ask", after_all_is_known)
+        assert archive.may_hold(life.identity("new"))
+        assert await life.start("new") == life.identity("new")
+        assert life.supervisor.status_of(await life.supervisor.find(life.identity("new"))) == "completed"
 
 
 def full(*_: Any) -> None:

@@ -194,11 +194,12 @@ def test_a_daemon_that_is_started_on_a_full_disk_makes_room_by_retention_f025(
 def put(path: Path, what: str) -> None:
     path.unlink(missing_ok=True)
     if what == "a pipe":
-        os.mkfifo(path, 0o600)
+        os.mkfifo(path)
+        path.chmod(0o644)  # it is not opened, to be closed to others
     elif what == "a socket":
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(os.path.relpath(path))  # a path of a socket may not be long
-        path.chmod(0o600)
+        path.chmod(0o755)
     else:
         path.mkdir(mode=0o700)
         if what == "a folder":
@@ -231,6 +232,20 @@ def test_what_is_no_file_in_the_place_of_the_index_stops_no_checkpoint(tmp_path:
         assert (aside / "theirs").read_text() == "kept"
     found = said("verify", "--store", store, "--json")
     assert (found.code, found.findings) == (0, [])
+
+
+@pytest.mark.parametrize("name", ["index.sqlite", "index.sqlite-wal", "index.sqlite-journal"])
+def test_a_link_to_itself_in_the_place_of_the_index_is_told_as_any_link(tmp_path: Path, name: str):
+    store = tmp_path / "store"
+    with Daemon(store, rig=FILED) as daemon:
+        daemon.call("start", clientRequestId="first", agent=TALKER, input="", waitMs=9_000)
+        daemon.once(lambda shown: shown["checkpoint"]["tailRecords"] == 0)
+        assert daemon.stop() == 0
+    (store / name).unlink(missing_ok=True)
+    (store / name).symlink_to(store / name)
+    found = said("verify", "--store", store, "--json")
+    [link] = [each for each in found.findings if each["file"] == name and each["severity"] == "damage"]
+    assert (found.code, "is a symbolic link" in link["what"]) == (1, True)
 
 
 # The commands

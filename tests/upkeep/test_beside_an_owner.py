@@ -194,3 +194,27 @@ def test_a_backup_of_a_log_that_deletes_a_run_counts_it_until_the_deletion_is_ta
         assert (told["completed"], known_as_deleted(copy, {GONE})) == (2 if log_deletes else 1, {GONE}), at
         at, reads, made = at + 1, max(reads, busy.reads), made + 1
     assert made > 5
+
+
+@pytest.mark.parametrize("acts", ACTIONS[:2], ids=lambda acts: acts.__name__)
+def test_a_backup_of_a_store_that_has_lost_a_run_down_to_its_name_does_not_hide_it_f032(acts, tmp_path: Path):
+    at, reads, made = 0, 1, 0
+    while at < reads:
+        store, copy = tmp_path / f"store{at}", tmp_path / f"copy{at}"
+        owner = owned(store)
+        shutil.rmtree(store / "runs" / KEPT)
+        busy = Busy(RealDisk(store), acts(owner), at)
+        try:
+            Copy(store, busy, copy).make()
+        except (reading.MovedOn, FileNotFoundError):
+            at, reads = at + 1, max(reads, busy.reads + 1)
+            continue
+        finally:
+            busy.close()
+            owner.close()
+        found: list[Finding] = []
+        Check(Place(copy), found.append).run()
+        told = [each.what.split(":")[0] for each in found if each.severity == "damage"]
+        assert told == ["1 completed runs are missing"], at
+        at, reads, made = at + 1, max(reads, busy.reads), made + 1
+    assert made > 10

@@ -18,6 +18,8 @@ from rpcagent.journal.record import Item
 from rpcagent.journal.seal import AesGcm
 from rpcagent.runs import events as ev
 from rpcagent.upkeep import importing
+from rpcagent.upkeep.checking import Check
+from rpcagent.upkeep.findings import Finding
 from rpcagent.upkeep.place import Place
 from tests.journal.simdisk import Crash, SimDisk
 from tests.process.wire_driver import Daemon, refused
@@ -300,6 +302,51 @@ def test_an_import_that_is_cut_off_anywhere_leaves_all_or_nothing_and_can_be_rep
 def _counted(disk: SimDisk) -> set[str]:
     told = read_manifest(disk)
     return {ENDED} if told is not None and told.ended == {"completed": 1} else set()
+
+
+def test_an_import_that_was_cut_off_hides_no_lost_run_and_the_next_one_counts_it(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever it left, a store that has lost a run down to its name says so, and the import of another run changes nothing of it."""
+    other, lost = runs("completed")[3:5]
+    parcels = {name: tmp_path / f"{name}.parcel" for name in (ENDED, other)}
+    for name, path in parcels.items():
+        assert said("export", name, path, "--store", store).code == 0
+    owner = Owner(SimDisk()).record(commits(lost)).checkpoint()
+    owner.close()
+    before = {name: data for name, data in owner.disk.image().items() if not name.startswith("index")}
+
+    def take(on: SimDisk, name: str) -> None:
+        taking = importing.Taking(tmp_path, Place(tmp_path), on)
+        taking.check(importing.read(parcels[name]), take_over=False)
+        taking.take(importing.read(parcels[name]), parcels[name])
+
+    count = SimDisk(before)
+    take(count, ENDED)
+    for point in range(count.calls):
+        disk = SimDisk(before, crash_at=point)
+        with pytest.raises(Crash):
+            take(disk, ENDED)
+        for again in ((), (other,), (ENDED, other)):
+            after = SimDisk(disk.image())
+            for name in again:
+                if name != ENDED or ENDED not in _named(after):
+                    take(after, name)
+            rest = SimDisk({name: data for name, data in after.image().items() if lost not in name})
+            monkeypatch.setattr(Place, "disk", lambda _place, rest=rest: rest)
+            told: list[Finding] = []
+            Check(Place(tmp_path), told.append).run()
+            said_so = [finding.what for finding in told if finding.severity == "damage"]
+            assert said_so == [f"1 completed runs are missing: the manifest counts {_ended(after)}"], (point, again)
+
+
+def _ended(disk: SimDisk) -> int:
+    told = read_manifest(disk)
+    return told.ended["completed"] if told is not None else 0
+
+
+def _named(disk: SimDisk) -> set[str]:
+    return {ENDED} if _ended(disk) == 2 else set()
 
 
 def test_an_import_waits_for_nobody(store: Path, parcel: Path):
