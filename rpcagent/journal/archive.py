@@ -165,6 +165,10 @@ class FileArchive:
         self._known, self.lost, self._in_log = Known(names), lost, ((), ())
         self._empty, self._uncounted = strays, fresh
 
+    @property
+    def uncounted(self) -> bool:
+        return bool(self._uncounted)
+
     def adopt(self) -> list[Summary]:
         uncounted, self._uncounted = self._uncounted, {}
         return list(uncounted.values())
@@ -207,7 +211,7 @@ class FileArchive:
         return not self._retention.rules
 
     def may_hold(self, run_id: str) -> bool:
-        return self._any and (self._known is None or run_id in self._known)
+        return (self._any or self.lost is None) and (self._known is None or run_id in self._known)
 
     def _had_files(self, run_id: str) -> bool:
         """In this process, whatever became of them and of the index since."""
@@ -229,7 +233,7 @@ class FileArchive:
         # A run whose files are gone, or older than they should be, must not be taken for one that never was, or never went so
         # far: its effects would be made again.
         if not least:
-            row = await self._lookup.ask(lambda index: index.find(run_id))
+            row = await self._lookup.ask(lambda index: index.find(run_id)) if self._any else None
             if row is not None:
                 least = max(1, decoded(run_id, row.summary).last_seq)
             elif self._had_files(run_id):
@@ -337,6 +341,8 @@ class FileArchive:
             return None
         if state is None or heads is None or heads.ended_at is None or heads.unresolved:
             return None
+        if heads.place >= self._places:
+            return None  # no manifest counts it yet
         return Due(run_id=run_id, heads=heads, reason=reason, size=state.size)
 
     async def remove(self, run_ids: Sequence[str]) -> None:
@@ -345,10 +351,11 @@ class FileArchive:
     async def collect_blobs(self, referenced: Collection[str], oldest_step_s: float) -> int:
         def look(index: Index) -> set[str] | None:
             missing = sum(index.counts().values()) < sum(self._ended.values())
-            return None if missing else set(index.blobs())
+            # What no manifest counts yet could stand for one that is missing.
+            return None if missing or index.runs(self._places) else set(index.blobs())
 
         ended = await self._lookup.ask(look) if self._any else set()
-        if ended is None:
+        if ended is None or self.lost is None:
             return 0  # the files of some runs are damaged, and what they refer to is not known
         needed = {*referenced, *ended}
         grace_s = max(GRACE_S, oldest_step_s)
@@ -415,7 +422,7 @@ class FileArchive:
         if self._known is not None:
             self._known.add(one.run_id for one in checkpoint.filed)
             self._empty.difference_update(one.run_id for one in checkpoint.filed)
-        self._ended, self._any = header.ended, True
+        self._ended, self._places, self._any = header.ended, header.places, True
         self._lookup.covers(mark.seq, header.ended)
         trim()  # of what the checkpoint before let go
 

@@ -67,8 +67,7 @@ class Keeper:
 
     async def keep(self, warn: Callable[[int], None]) -> None:
         """For as long as the daemon runs. `warn` is called with the bytes that are left where the disk may soon be full."""
-        await self._attempt(self._archive.settle)
-        self._adopt()
+        await self._attempt(self._settle)
         seen, tidied = -1, anyio.current_time() - TIDY_S + FIRST_TIDY_S
         while True:
             await self._look_at_room(warn)
@@ -156,6 +155,11 @@ class Keeper:
             self.made += 1
             await self._park()
         self._took_ms = round((anyio.current_time() - began) * 1_000)
+
+    async def _settle(self) -> None:
+        await self._archive.settle()
+        if self._archive.uncounted:
+            await self.checkpoint()
 
     def _adopt(self) -> None:
         for heads in self._archive.adopt():
@@ -260,13 +264,15 @@ class Keeper:
 
     async def tidy(self) -> list[Due]:
         """As `collect`; the files of what was deleted are gone on return, and the large outputs that only it referred to."""
-        if not self._archive.retains_all and self._supervisor.tail_records:
-            try:
-                await self.checkpoint()  # only runs in files can be let go
-            except errors.StoragePoisoned:
-                raise
-            except errors.StorageError:
-                pass  # the disk may be full, and what goes now makes room
+        try:
+            if self._archive.lost is None:
+                await self._archive.learn()
+            if self._archive.uncounted or (not self._archive.retains_all and self._supervisor.tail_records):
+                await self.checkpoint()  # only runs that are in files, and counted, can be let go
+        except errors.StoragePoisoned:
+            raise
+        except errors.StorageError:
+            pass  # the disk may be full, and what goes now makes room
         deleted = await self._collect_piecemeal()
         if self.deleted:
             try:
@@ -334,7 +340,6 @@ class Keeper:
 
         async with self._saving:
             found = await self._archive.due(self._supervisor.clock.now())
-            self._adopt()
             for begin in range(0, len(found), _SLICE):
                 async with anyio.create_task_group() as group:  # they share their syncs
                     for due in found[begin : begin + _SLICE]:

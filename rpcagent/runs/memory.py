@@ -79,6 +79,7 @@ class MemoryArchive:
         return sorted(found, key=lambda row: row[1].place)[:limit]
 
     lost = 0
+    uncounted = False
 
     def replayed(self, begun: Collection[str], named: Collection[str]) -> None:
         """Nothing of it can be lost."""

@@ -163,6 +163,11 @@ class Archive(Protocol):
         """Looks which runs have files. Raises StorageError."""
         ...
 
+    @property
+    def uncounted(self) -> bool:
+        """There is something to `adopt`: a checkpoint should be made, for what nobody counts is neither copied nor let go."""
+        ...
+
     def adopt(self) -> list[Summary]:
         """Runs that have ended and that nobody counts yet, as `learn` found them: an import was cut off behind their files. Each
         is given once."""
