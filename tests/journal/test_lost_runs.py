@@ -156,34 +156,66 @@ async def test_a_run_that_is_lost_while_the_process_lives_never_begins_anew_f032
         assert life.supervisor.status_of(await life.supervisor.find(new)) == "completed"
 
 
-async def test_what_an_import_that_was_cut_off_has_left_is_counted_by_the_next_process(
-    disk: OnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """A whole run that has ended, with a place that no manifest has given away."""
-    (tmp_path / "there").mkdir()
-    there = OnDisk(tmp_path / "there")
-    [left, *_] = await past(there, 1)
-    parcel = tmp_path / "parcel"
-    assert said("export", left, parcel, "--store", there.folder).code == 0
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    place = tmp_path / "there"
+    place.mkdir()
+    return place
+
+
+async def left_by_an_import(disk: OnDisk, there: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str]]:
+    """A whole run that has ended, with a place that no manifest has given away; and the runs of the past."""
+    other, parcel = OnDisk(there), there / "parcel"
+    [left, *_] = await past(other, 1)
+    assert said("export", left, parcel, "--store", other.folder).code == 0
     runs = await past(disk)
     monkeypatch.setattr(importing.Taking, "_write_manifest", full)
     assert said("import", parcel, "--store", disk.folder).code == 5
     monkeypatch.undo()
-    told = manifest.decode((disk.folder / "checkpoint.json").read_bytes())
+    return left, runs
+
+
+def told(disk: OnDisk) -> manifest.Manifest:
+    return manifest.decode((disk.folder / "checkpoint.json").read_bytes())
+
+
+async def test_what_an_import_that_was_cut_off_has_left_is_counted_by_the_next_process(
+    disk: OnDisk, there: Path, monkeypatch: pytest.MonkeyPatch
+):
+    left, runs = await left_by_an_import(disk, there, monkeypatch)
+    places = told(disk).places
     async with disk.life() as life:
-        await life.keeper.checkpoint()
+        await life.keeper._settle()
+        assert (dict(told(disk).ended), told(disk).places) == ({"completed": 8}, places + 1)
         assert (life.counts["completed"], life.archive.lost) == (8, 0)
-        assert (told.places, left, "completed") in await life.listed()
+        assert (places, left, "completed") in await life.listed()
         new = await life.start("new")
-        assert life.roster.actors[new].place == told.places + 1
+        assert life.roster.actors[new].place == places + 1
         await life.keeper.checkpoint()
-    after = manifest.decode((disk.folder / "checkpoint.json").read_bytes())
-    assert (dict(after.ended), after.places) == ({"completed": 9}, told.places + 2)
+    assert (dict(told(disk).ended), told(disk).places) == ({"completed": 9}, places + 2)
     shutil.rmtree(folder(disk, runs[2]))
     remove(disk.folder / "index.sqlite")
     async with disk.life() as life:
         await life.archive.learn()
         assert life.archive.lost == 1
+
+
+async def test_what_an_import_has_left_is_counted_before_retention_lets_it_go(
+    disk: OnDisk, there: Path, monkeypatch: pytest.MonkeyPatch
+):
+    left, runs = await left_by_an_import(disk, there, monkeypatch)
+    disk.retention = AT_ONCE
+    async with disk.life() as life:
+        monkeypatch.setattr(Checkpointer, "_write_manifest", full)
+        with pytest.raises(errors.StorageError):
+            await life.keeper.tidy()
+        monkeypatch.undo()
+        assert not life.archive.deleted(left)
+        assert all(life.archive.deleted(run) for run in runs)
+        assert [due.run_id for due in await life.keeper.tidy()] == []
+        assert dict(told(disk).ended) == {"completed": 1}
+        assert [due.run_id for due in await life.keeper.tidy()] == [left]
+        assert (dict(life.counts), dict(told(disk).ended)) == ({"waiting": 1}, {})
 
 
 async def test_of_twins_that_come_before_it_is_known_which_runs_there_are_the_first_begins_the_run(disk: OnDisk):

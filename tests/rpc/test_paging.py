@@ -125,6 +125,18 @@ async def test_a_filter_means_the_same_in_memory_and_in_files(filters: dict[str,
 
 
 @virtual
+async def test_runs_at_one_place_are_given_together_and_once():
+    store = Store()
+    async with store.life() as life:
+        runs = [await life.start(key) for key in "abcde"]
+        for run in runs[2:4]:
+            life.roster.actors[run].place = life.roster.actors[runs[1]].place
+        for limit in (1, 2, 3):
+            given = [run["runId"] for run in await pages(life, limit=limit)]
+            assert (given[0], sorted(given[1:4]), given[4:]) == (runs[0], sorted(runs[1:4]), runs[4:])
+
+
+@virtual
 async def test_open_questions_of_parked_runs_are_shown_whole():
     store = Store()
     async with store.life() as life:
