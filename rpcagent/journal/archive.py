@@ -107,7 +107,8 @@ class FileArchive:
 
     async def prepare(self) -> None:
         """Reads the tombstones. Raises StoreDamaged, StorageError."""
-        await anyio.to_thread.run_sync(self._prepare, limiter=self._saving)
+        if self._any or self._exists(runfiles.FOLDER):  # a new store is spared the thread
+            await anyio.to_thread.run_sync(self._prepare, limiter=self._saving)
 
     def _prepare(self) -> None:
         if self._any:
@@ -139,7 +140,7 @@ class FileArchive:
         indexed, beyond = map(set, ended or ((), ()))
         names = indexed.union(filter(runfiles.names_a_run, self._names(runfiles.FOLDER)))
         # No manifest counts a folder without a state, nor what a checkpoint or an import filed before it was cut off.
-        strays = {run for run in names - indexed - named if not self._has_state(run)}
+        strays = {run for run in names - indexed - named if not self._exists(runfiles.state_of(run))}
         dead = (
             {run for run in names if run in self._tombstones}
             if (self._tombstones.named or self._tombstones.pending)
@@ -173,14 +174,14 @@ class FileArchive:
         uncounted, self._uncounted = self._uncounted, {}
         return list(uncounted.values())
 
-    def _has_state(self, run: str) -> bool:
+    def _exists(self, name: str) -> bool:
         try:
-            return self._writer.exists(runfiles.state_of(run))
+            return self._writer.exists(name)
         except NotADirectoryError:
             return False
         except OSError as error:
-            name = errors.name_of(error)
-            raise errors.StorageError(f"The files of {run} cannot be looked at ({name}).", errno=name) from error
+            found = errors.name_of(error)
+            raise errors.StorageError(f"{name} cannot be looked at ({found}).", errno=found) from error
 
     async def settle(self) -> None:
         """What need not be done before the first answer: learns which runs have files, and deletes what a crash did not let the
