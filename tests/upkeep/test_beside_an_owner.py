@@ -4,7 +4,7 @@ real damage is told all the same."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,72 +149,73 @@ def test_damage_is_told_whatever_an_owner_does_meanwhile(
         owner.close()
 
 
-@pytest.mark.parametrize("step", [1, 5])
-@pytest.mark.parametrize("acts", ACTIONS[:2], ids=lambda acts: acts.__name__)
-def test_a_backup_of_any_moment_of_a_deletion_is_whole_and_has_the_run_or_its_deletion(acts, step: int, tmp_path: Path):
-    at, reads, made = 0, 1, 0
+def copies(
+    folder: Path, made: Callable[[Path], tuple[Owner, list[Callable[[], object]]]], step: int = 1
+) -> Iterator[tuple[int, Path]]:
+    """A copy, where one comes to be, of a store whose owner begins to act before read 0, before read 1, and so on to the last."""
+    at, reads = 0, 1
     while at < reads:
-        store, copy = tmp_path / f"store{at}", tmp_path / f"copy{at}"
-        owner = owned(store)
-        busy = Busy(RealDisk(store), acts(owner), at, step)
+        store, copy = folder / f"store{at}", folder / f"copy{at}"
+        owner, acts = made(store)
+        busy = Busy(RealDisk(store), acts, at, step)
         try:
             Copy(store, busy, copy).make()
+            whole = True
         except (reading.MovedOn, FileNotFoundError):
-            at, reads = at + 1, max(reads, busy.reads + 1)
-            continue
+            whole = False
         finally:
             busy.close()
             owner.close()
+        if whole:
+            yield at, copy
+        at, reads = at + 1, max(reads, busy.reads + (not whole))
+
+
+@pytest.mark.parametrize("step", [1, 5])
+@pytest.mark.parametrize("acts", ACTIONS[:2], ids=lambda acts: acts.__name__)
+def test_a_backup_of_any_moment_of_a_deletion_is_whole_and_has_the_run_or_its_deletion(acts, step: int, tmp_path: Path):
+    def made(store: Path) -> tuple[Owner, list[Callable[[], object]]]:
+        owner = owned(store)
+        return owner, acts(owner)
+
+    count = 0
+    for at, copy in copies(tmp_path, made, step):
         found: list[Finding] = []
         Check(Place(copy), found.append, replay=True).run()
         assert [each for each in found if each.severity != "note"] == [], at
         deleted = known_as_deleted(copy, {GONE})
         assert deleted == {GONE} or (copy / "runs" / GONE / "state.json").exists(), at
-        at, reads, made = at + 1, max(reads, busy.reads), made + 1
-    assert made > 10
+        count += 1
+    assert count > 10
 
 
 def test_a_backup_of_a_log_that_deletes_a_run_counts_it_until_the_deletion_is_taken_off(tmp_path: Path):
-    at, reads, made = 0, 1, 0
-    while at < reads:
-        store, copy = tmp_path / f"store{at}", tmp_path / f"copy{at}"
+    def made(store: Path) -> tuple[Owner, list[Callable[[], object]]]:
         owner = owned(store)
         said_deleted(owner)
-        busy = Busy(RealDisk(store), [lambda owner=owner: owner.checkpoint([GONE])], at)  # type: ignore[misc]
-        try:
-            Copy(store, busy, copy).make()
-        except (reading.MovedOn, FileNotFoundError):
-            at, reads = at + 1, max(reads, busy.reads + 1)
-            continue
-        finally:
-            busy.close()
-            owner.close()
+        return owner, [lambda: owner.checkpoint([GONE])]
+
+    count = 0
+    for at, copy in copies(tmp_path, made):
         told = manifest.decode((copy / "checkpoint.json").read_bytes()).ended
         log_deletes = GONE in deleted_by_the_log(copy)
         assert (told["completed"], known_as_deleted(copy, {GONE})) == (2 if log_deletes else 1, {GONE}), at
-        at, reads, made = at + 1, max(reads, busy.reads), made + 1
-    assert made > 5
+        count += 1
+    assert count > 5
 
 
 @pytest.mark.parametrize("acts", ACTIONS[:2], ids=lambda acts: acts.__name__)
 def test_a_backup_of_a_store_that_has_lost_a_run_down_to_its_name_does_not_hide_it_f032(acts, tmp_path: Path):
-    at, reads, made = 0, 1, 0
-    while at < reads:
-        store, copy = tmp_path / f"store{at}", tmp_path / f"copy{at}"
+    def made(store: Path) -> tuple[Owner, list[Callable[[], object]]]:
         owner = owned(store)
         shutil.rmtree(store / "runs" / KEPT)
-        busy = Busy(RealDisk(store), acts(owner), at)
-        try:
-            Copy(store, busy, copy).make()
-        except (reading.MovedOn, FileNotFoundError):
-            at, reads = at + 1, max(reads, busy.reads + 1)
-            continue
-        finally:
-            busy.close()
-            owner.close()
+        return owner, acts(owner)
+
+    count = 0
+    for at, copy in copies(tmp_path, made):
         found: list[Finding] = []
         Check(Place(copy), found.append).run()
         told = [each.what.split(":")[0] for each in found if each.severity == "damage"]
         assert told == ["1 completed runs are missing"], at
-        at, reads, made = at + 1, max(reads, busy.reads), made + 1
-    assert made > 10
+        count += 1
+    assert count > 10
